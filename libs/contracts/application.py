@@ -1,0 +1,399 @@
+"""The model of `turnkeeper.yaml`: what an application is. A wrong file is refused whole, every fault by path."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import jsonschema_rs
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from libs.contracts.ids import Slug
+from libs.contracts.origin import OriginKind
+from libs.contracts.templates import syntax_fault
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class ApplicationError(ValueError):
+    """A wrong application file. `faults` lists each as `path: what is wrong`; no secret is in them."""
+
+    def __init__(self, source: str, faults: list[str]) -> None:
+        super().__init__(f"{source} has {len(faults)} fault(s):\n" + "\n".join(f"  {fault}" for fault in faults))
+        self.faults = faults
+
+
+def seconds(value: Any) -> float:
+    """A duration in seconds from `10m`, `96h`, `500ms`, or a number of seconds. Raises ValueError otherwise."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    match = _DURATION.fullmatch(str(value))
+    if match is None:
+        raise ValueError("a duration is a number with ms, s, m, h or d, such as 10m")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def _checked_template(text: str) -> str:
+    if fault := syntax_fault(text):
+        raise ValueError(f"template: {fault}")
+    return text
+
+
+Duration = Annotated[float, BeforeValidator(seconds), Field(gt=0)]
+"""Seconds."""
+Template = Annotated[str, AfterValidator(_checked_template)]
+Gate = Literal["never", "unless-user", "unless-user-alone", "always"]
+
+
+class Part(BaseModel):
+    """Any part of the file: frozen, and a name we do not know is a fault, not ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StandardWebhooks(Part):
+    """Standard Webhooks 1.0, `v1`. `secrets` are references (`env:NAME`, `file:PATH`); several for rotation."""
+
+    scheme: Literal["standard-webhooks"]
+    secrets: tuple[str, ...] = Field(min_length=1)
+    tolerance: Duration = 300.0
+
+
+class Hmac(Part):
+    """A keyed hash whose every part is configured and nothing guessed (C063).
+
+    `signed` is a template over `id`, `timestamp` and `body` as `{id}`, `{timestamp}`, `{body}`; a part that has a
+    header but is not signed is not trusted.
+    """
+
+    scheme: Literal["hmac"]
+    secrets: tuple[str, ...] = Field(min_length=1)
+    secret_encoding: Literal["text", "base64", "hex"] = "text"
+    algorithm: Literal["sha256", "sha512", "sha1"] = "sha256"
+    encoding: Literal["hex", "base64"] = "hex"
+    header: str
+    prefix: str = ""
+    signed: str = "{body}"
+    timestamp_header: str | None = None
+    id_header: str | None = None
+    id: Template | None = None
+    """Template over `data` for an id inside the body."""
+    tolerance: Duration = 300.0
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if "{body}" not in self.signed:
+            raise ValueError("signed: the body must be signed; put {body} into it")
+        if "{timestamp}" in self.signed and self.timestamp_header is None:
+            raise ValueError("timestamp_header: signed names {timestamp}, so say which header carries it")
+        if self.timestamp_header is not None and "{timestamp}" not in self.signed:
+            raise ValueError("signed: a time outside the signature can be forged; put {timestamp} into it")
+        if "{id}" in self.signed and self.id_header is None:
+            raise ValueError("id_header: signed names {id}, so say which header carries it")
+        if self.id is None and self.id_header is None:
+            raise ValueError("id: say where the event's id is: id (a template over data) or id_header")
+        return self
+
+
+class UserToken(Part):
+    """A user's bearer token: a JWT by shared secret or by JWKS; `sub` is the user."""
+
+    scheme: Literal["user-token"]
+
+
+class BrokerUser(Part):
+    """RabbitMQ's validated `user_id`: the event is from whoever of `users` published it. AMQP only."""
+
+    scheme: Literal["broker-user"]
+    users: tuple[str, ...] = Field(min_length=1)
+
+
+Verify = Annotated[StandardWebhooks | Hmac | UserToken | BrokerUser, Field(discriminator="scheme")]
+
+
+class Dedupe(Part):
+    """How long an event's identity is remembered: the sender's whole span of retries (G2)."""
+
+    window: Duration = 96 * 3600.0
+
+
+class Route(Part):
+    """How an event finds its session: by its name, or by a subject that a committed operation registered."""
+
+    session: Template | None = None
+    subject: Template | None = None
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if (self.session is None) == (self.subject is None):
+            raise ValueError("give one of session and subject")
+        return self
+
+
+class Unrouted(Part):
+    """What becomes of an event without a session: held for a time, or refused."""
+
+    hold: Duration | None = None
+    reject: bool = False
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if (self.hold is None) != self.reject:
+            raise ValueError("give one of hold (a duration) and reject: true")
+        return self
+
+
+class EventType(Part):
+    """What a type of event means (design §4.1)."""
+
+    subject: Template | None = None
+    gone: bool = False
+
+
+class Source(Part):
+    """A configured sender. `kind` is the origin that its events carry."""
+
+    verify: Verify
+    kind: OriginKind = "webhook"
+    dedupe: Dedupe = Dedupe()
+    route: Route | None = None
+    unrouted: Unrouted = Unrouted(hold=600.0)
+    type: Template = "{{ type | default('') }}"
+    """Template over the parsed body's top level and `data`, for the event's type."""
+    types: dict[str, EventType] = {}
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if self.verify.scheme == "user-token":
+            if self.route is not None:
+                raise ValueError("route: a user's message names its session in the path; leave route out")
+        elif self.route is None:
+            raise ValueError("route: say how its events find a session")
+        if self.verify.scheme != "user-token" and self.kind == "user":
+            raise ValueError("kind: only a user-token source speaks for a user")
+        return self
+
+
+class PythonConnector(Part):
+    """A function by `module:name`."""
+
+    function: str = Field(pattern=r"^[\w.]+:\w+$")
+    timeout: Duration = 10.0
+
+
+class SandboxConnector(Part):
+    """A call to the sandbox world: `put`, `change` or `find` in a collection."""
+
+    collection: str
+    verb: Literal["put", "change", "find"]
+    where: dict[str, Any] = {}
+    set: dict[str, Any] = {}
+    timeout: Duration = 5.0
+
+
+class Connector(Part):
+    """How a tool reaches the world."""
+
+    python: PythonConnector | None = None
+    sandbox: SandboxConnector | None = None
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if (self.python is None) == (self.sandbox is None):
+            raise ValueError("give one of python and sandbox")
+        return self
+
+    @property
+    def timeout(self) -> float:
+        """Seconds until the answer is given up as unknown."""
+        chosen = self.python or self.sandbox
+        return chosen.timeout if chosen else 0.0
+
+
+class Keyed(Part):
+    """The destination honours an idempotency key for so long: until then a call may be sent again with it."""
+
+    for_: Duration = Field(alias="for")
+
+
+class ToolCall(Part):
+    """Another tool called with arguments from templates."""
+
+    tool: Slug
+    args: dict[str, Any] = {}
+
+
+def _keyed(value: Any) -> Any:
+    return None if value is False else value
+
+
+class Tool(Part):
+    """One tool: its arguments, what it does to the world, and when its owner is asked first."""
+
+    effect: Literal["none", "read", "write"] = "write"
+    keyed: Annotated[Keyed | None, BeforeValidator(_keyed)] = None
+    consent: Gate | None = None
+    ask: Template | None = None
+    args: dict[str, Any] = Field(default_factory=lambda: {"type": "object"})
+    units: dict[str, str] = {}
+    identity: dict[str, Template] = {}
+    """Arguments that the door overwrites with who is acting, as templates over `origin` and `owner`."""
+    connector: Connector
+    registers: Template | None = None
+    compensate: ToolCall | None = None
+    lookup: ToolCall | None = None
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        try:
+            jsonschema_rs.validator_for(self.args)
+        except (jsonschema_rs.ValidationError, ValueError) as error:
+            raise ValueError(f"args: not a JSON Schema: {str(error).splitlines()[0]}") from error
+        if self.args.get("type") != "object":
+            raise ValueError("args: a tool's arguments are an object; say type: object")
+        return self
+
+    @property
+    def gate(self) -> Gate:
+        """When its owner is asked: `unless-user` for what writes, never otherwise (2-interface)."""
+        return self.consent or ("unless-user" if self.effect == "write" else "never")
+
+
+class Scripted(Part):
+    """The scripted planner: rules in a YAML file beside this one."""
+
+    rules: str
+
+
+class Planner(Part):
+    """What stands in the model's place."""
+
+    scripted: Scripted
+
+
+class Caps(Part):
+    """Limits of one turn and one session."""
+
+    steps: int = Field(20, ge=1)
+    causation_depth: int = Field(5, ge=1)
+    open_questions: int = Field(10, ge=1)
+
+
+class Session(Part):
+    """How sessions behave."""
+
+    action_ttl: Duration = 600.0
+    caps: Caps = Caps()
+
+
+class World(Part):
+    """One collection of the sandbox. `prefix` begins its ids, `show` is a line for people."""
+
+    prefix: str
+    record: dict[str, Any] = Field(default_factory=lambda: {"type": "object"})
+    unique: tuple[str, ...] = ()
+    rules: dict[str, Template] = {}
+    """Name → an expression over `record` and `collection` that must be true, checked at each write."""
+    heading: str = ""
+    show: Template = "{{ id }}"
+
+
+class Application(Part):
+    """The whole file."""
+
+    sources: dict[Slug, Source] = Field(min_length=1)
+    tools: dict[Slug, Tool] = {}
+    planner: Planner
+    session: Session = Session()
+    sandbox: dict[str, World] = {}
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> Self:
+        faults = [*self._tool_faults(), *self._source_faults()]
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
+
+    def _tool_faults(self) -> list[str]:
+        faults = []
+        for name, tool in self.tools.items():
+            for role, call in (("compensate", tool.compensate), ("lookup", tool.lookup)):
+                if call is not None and call.tool not in self.tools:
+                    faults.append(f"tools.{name}.{role}: there is no tool {call.tool!r}")
+            if tool.connector.sandbox and tool.connector.sandbox.collection not in self.sandbox:
+                faults.append(
+                    f"tools.{name}.connector.sandbox: there is no collection {tool.connector.sandbox.collection!r}"
+                )
+        return faults
+
+    def _source_faults(self) -> list[str]:
+        users = [name for name, source in self.sources.items() if source.verify.scheme == "user-token"]
+        return [] if len(users) <= 1 else [f"sources: only one may use user-token, not {', '.join(users)}"]
+
+    @property
+    def user_source(self) -> str:
+        """The name of the source that users speak through ("app" where none is configured)."""
+        return next((name for name, s in self.sources.items() if s.verify.scheme == "user-token"), "app")
+
+
+def parse_application(raw: Any, source: str) -> Application:
+    """The application in a parsed YAML value. Raises ApplicationError with every fault."""
+    try:
+        return Application.model_validate(raw)
+    except ValidationError as error:
+        faults = []
+        for fault in error.errors(include_input=False, include_url=False):
+            path = ".".join(str(part) for part in fault["loc"]) or "file"
+            faults.append(f"{path}: {fault['msg'].removeprefix('Value error, ')}")
+        raise ApplicationError(source, faults) from None
+
+
+def load_application(path: Path) -> Application:
+    """Read `turnkeeper.yaml`. Raises ApplicationError, also where it cannot be read."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ApplicationError(str(path), [f"file: {error.strerror}"]) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ApplicationError(str(path), [f"file: not YAML: {' '.join(str(error).split())}"]) from error
+    return parse_application(raw, str(path))
+
+
+def resolve_secret(reference: str, environment: Mapping[str, str]) -> str:
+    """The secret behind `env:NAME` or `file:PATH`. Raises ValueError naming the reference, never a value.
+
+    A literal secret in the file is refused: it would end up in version control. `env:NAME` also reads the file
+    that `NAME_FILE` names, so that compose can pass secrets as files.
+    """
+    kind, _, rest = reference.partition(":")
+    match kind:
+        case "env":
+            if file := environment.get(f"{rest}_FILE"):
+                return _read_secret(file)
+            if value := environment.get(rest):
+                return value
+            raise ValueError(f"the environment variable {rest} is not set")
+        case "file":
+            return _read_secret(rest)
+        case _:
+            raise ValueError("a secret is a reference, env:NAME or file:PATH, not the secret itself")
+
+
+def _read_secret(path: str) -> str:
+    try:
+        text = Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the secret file {path} cannot be read") from error
+    if not text:
+        raise ValueError(f"the secret file {path} is empty")
+    return text

@@ -1,0 +1,65 @@
+"""Bytes to messages and back. The only place that knows the wire form.
+
+One AMQP message holds a *bundle*: a JSON array of envelopes for the same queue. Notices travel alone, since
+applications subscribe to them.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+
+from libs.contracts import consent, ingress, session, tools
+from libs.contracts.envelope import Envelope, Message
+from libs.contracts.errors import ContractError
+
+BUNDLE_TYPE = "application/vnd.turnkeeper.bundle+json"
+MESSAGE_TYPE = "application/vnd.turnkeeper.message+json"
+MAX_BUNDLE_MEMBERS = 64
+MAX_BUNDLE_BYTES = 256 * 1024
+
+
+def _messages() -> Iterable[type[Message]]:
+    for module in (ingress, session, consent, tools):
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, Message) and value.__module__ == module.__name__:
+                yield value
+
+
+MESSAGES: dict[str, type[Message]] = {message.wire_type(): message for message in _messages()}
+
+
+def encode(envelope: Envelope) -> bytes:
+    """One envelope as JSON bytes."""
+    return orjson.dumps(envelope.model_dump())
+
+
+def join(members: Iterable[bytes]) -> bytes:
+    """Encoded envelopes as one bundle."""
+    return b"[" + b",".join(members) + b"]"
+
+
+def split(raw: bytes) -> list[Any]:
+    """The members of a bundle, not yet validated. Raises ContractError if it is no JSON array."""
+    try:
+        members = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise ContractError(f"a bundle that is not JSON: {error}") from error
+    if not isinstance(members, list):
+        raise ContractError("a bundle that is not a JSON array")
+    return members
+
+
+def decode(member: Any) -> tuple[Envelope, Message]:
+    """One member of a bundle as envelope and message. Raises ContractError with the first fault by path."""
+    try:
+        envelope = Envelope.model_validate(member)
+        message = MESSAGES.get(envelope.type)
+        if message is None:
+            raise ContractError(f"unknown wire type {envelope.type[:80]!r}")
+        return envelope, message.model_validate(envelope.body)
+    except ValidationError as error:
+        fault = error.errors(include_input=False, include_url=False)[0]
+        path = ".".join(str(part) for part in fault["loc"])
+        raise ContractError(f"{path or 'message'}: {fault['msg']}") from error

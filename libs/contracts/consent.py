@@ -1,0 +1,85 @@
+"""What consent owns: pending actions from the asking to the end of their grant."""
+
+from typing import ClassVar, Literal
+
+from libs.contracts.envelope import Destination, Message
+from libs.contracts.ids import Slug
+from libs.contracts.origin import Seal
+from libs.contracts.reasons import DecisionOutcome
+from libs.contracts.session import Step
+
+Verdict = Literal["accept", "decline", "cancel"]
+
+
+class IssueAction(Message):
+    """Ask the session's owner about these literal steps. Idempotent by (session, action).
+
+    `seals` are those of the inputs of the asking turn; consent takes "who asks" from them, not from the caller.
+    """
+
+    TO: ClassVar[Destination] = "consent"
+
+    action: Slug
+    turn: Slug
+    steps: tuple[Step, ...]
+    seals: tuple[Seal, ...]
+
+
+class CancelAction(Message):
+    """The asking turn no longer wants it: close the question if it is still open."""
+
+    TO: ClassVar[Destination] = "consent"
+
+    action: Slug
+    reason: str
+
+
+class DecideByText(Message):
+    """The approver typed `yes A1` or `no A1`. Consent reads the text itself and checks it against the seal."""
+
+    TO: ClassVar[Destination] = "consent"
+
+    text: str
+    seal: Seal
+
+
+class ActionAsked(Message):
+    """The question is stored and open. `expires_at` in milliseconds (Unix), store time."""
+
+    TO: ClassVar[Destination] = "session"
+
+    action: Slug
+    question: str
+    question_digest: str
+    approver: Slug
+    expires_at: int
+
+
+class ActionNotAsked(Message):
+    """Consent refused to ask: too many open questions, or steps that cannot be shown."""
+
+    TO: ClassVar[Destination] = "session"
+
+    action: Slug
+    reason: str
+
+
+class ActionClosed(Message):
+    """The question is closed without a decision of the approver, or a grant ran out before it was used up."""
+
+    TO: ClassVar[Destination] = "session"
+
+    action: Slug
+    state: Literal["expired", "superseded", "cancelled", "lapsed"]
+    reason: str = ""
+
+
+class DecisionRefused(Message):
+    """A decision that came too late or did not fit; nothing ran. Shown as `action.refused`."""
+
+    TO: ClassVar[Destination] = "session"
+
+    action: Slug
+    outcome: DecisionOutcome
+    by: Slug
+    text: str = ""

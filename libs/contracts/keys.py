@@ -1,0 +1,219 @@
+"""Every Redis key family: who writes it, who reads it, how long it lives. Keys are spelled only here.
+
+All keys of one script share one hash tag, so the same code runs on one Redis, on Sentinel and on a cluster
+(design §6). `docs/state.md` and the ACL file are rendered from `FAMILIES`.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from libs.contracts.ids import partition_of, shard_of
+
+Service = Literal["ingress", "session", "consent", "tools"]
+SERVICES: tuple[Service, ...] = ("ingress", "session", "consent", "tools")
+DAY_MS = 86_400_000
+SLOTS = 512
+"""Small hashes per tag and day. A hash of at most 128 fields stays compact: about 23 bytes a field (5-facts)."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kind of key. `bytes` is a rule of thumb for sizing, measured on Redis 7.0."""
+
+    name: str
+    tag: Literal["i", "s", "p", "meta"]
+    holds: str
+    type: str
+    writers: tuple[Service, ...]
+    readers: tuple[Service, ...]
+    ttl: str
+    bytes: str
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family("dedupe", "i", "identity of an event → digest of its body", "hash, day and slot",
+           ("ingress",), ("ingress",), "window + 2 days", "55 an event"),
+    Family("event", "i", "an admitted event until it is appended", "string",
+           ("ingress",), ("ingress",), "window", "1.7 k each, gone within ms"),
+    Family("admitted", "i", "admitted and not yet appended, by time", "sorted set",
+           ("ingress",), ("ingress",), "emptied by relay", "90 an entry"),
+    Family("quarantine", "i", "second bodies and misfits, newest 1,000 a tag, ten an id", "hash",
+           ("ingress",), ("ingress",), "window", "size of the event"),
+    Family("subject", "s", "subject → session and operation, written once", "string",
+           ("ingress",), ("ingress",), "subject_ttl, 90 days", "180 each"),
+    Family("held", "s", "events whose subject is not registered yet", "hash",
+           ("ingress",), ("ingress",), "hold time + 1 day", "1.7 k each"),
+    Family("heldindex", "s", "held subjects by deadline", "sorted set",
+           ("ingress",), ("ingress",), "emptied by sweeper", "100 an entry"),
+    Family("owner", "p", "a session's owner, written once", "string",
+           ("ingress",), ("ingress", "session", "consent", "tools"), "session_ttl, 400 days", "100 a session"),
+    Family("number", "p", "the last number given in a session's inbox", "string",
+           ("ingress", "consent"), ("ingress", "session", "consent"), "session_ttl", "90 a session"),
+    Family("inbox", "p", "inputs by number until their turn ends", "hash",
+           ("ingress", "consent", "session"), ("session",), "session_ttl", "1.2 k an input in work"),
+    Family("outcome", "p", "input → session, number and what became of it", "hash, day and slot",
+           ("ingress", "consent", "session"), ("ingress",), "window + 2 days", "60 an input"),
+    Family("waiting", "p", "events for a session that does not exist yet", "hash",
+           ("ingress",), ("ingress",), "hold time + 1 day", "1.7 k each"),
+    Family("waitingindex", "p", "such sessions by deadline", "sorted set",
+           ("ingress",), ("ingress",), "emptied by sweeper", "100 an entry"),
+    Family("state", "p", "a session's state, its version and last commit", "hash",
+           ("session",), ("session",), "session_ttl", "1 to 4 k a session"),
+    Family("timeline", "p", "the newest 200 lines", "list",
+           ("session",), ("session",), "session_ttl", "up to 36 k a session"),
+    Family("history", "p", "what the planner is shown of the past, newest 60 entries", "list",
+           ("session",), ("session",), "session_ttl", "up to 12 k a session"),
+    Family("deadline", "p", "sessions by their next durable deadline", "sorted set",
+           ("session",), ("session",), "emptied when reached", "90 a waiting session"),
+    Family("sessions", "p", "known sessions of the partition", "sorted set",
+           ("ingress",), ("session", "ingress"), "trimmed to session_ttl", "80 a session"),
+    Family("action", "p", "an action: steps, question, approver, state, grant", "hash",
+           ("consent", "tools"), ("consent", "tools"), "action_ttl + 30 days", "1.2 k each"),
+    Family("actions", "p", "a session's actions by number, newest 200", "sorted set",
+           ("consent",), ("consent",), "30 days", "60 an entry"),
+    Family("open", "p", "a session's open questions by asking source", "hash",
+           ("consent",), ("consent",), "30 days", "60 an entry"),
+    Family("expiry", "p", "open actions and grants by deadline", "sorted set",
+           ("consent",), ("consent",), "emptied by sweeper", "90 an entry"),
+    Family("operation", "p", "an operation: fingerprint, state, lease, result", "hash",
+           ("tools",), ("tools",), "twice not_after (48 h), small after not_after", "0.9 k each"),
+    Family("operations", "p", "a session's operations, newest 500", "sorted set",
+           ("tools",), ("tools",), "session_ttl", "70 an entry"),
+    Family("lease", "p", "pending operations by the end of their lease", "sorted set",
+           ("tools",), ("tools",), "emptied by sweeper", "90 an entry"),
+    Family("binding", "p", "turn → inputs and input → turn, written once, and steps a seal", "hash, day and slot",
+           ("tools",), ("tools",), "3 days", "70 a turn"),
+    Family("unknown", "p", "operations whose outcome is unknown", "sorted set",
+           ("tools",), ("tools",), "emptied by resolve", "90 an entry"),
+    Family("attempts", "p", "our own count of attempts of a message", "string",
+           SERVICES, SERVICES, "1 day", "100 each, only after a fault"),
+    Family("outbox", "p", "committed messages of one service until confirmed", "hash",
+           SERVICES, SERVICES, "emptied by relay; bounded", "size of the message, for ms"),
+    Family("outboxdue", "p", "the same by time", "sorted set",
+           SERVICES, SERVICES, "emptied by relay; bounded", "100 an entry"),
+    Family("partitions", "meta", "the partition count of the deployment, written once", "string",
+           SERVICES, SERVICES, "none: one key", "60 once"),
+    Family("epoch", "meta", "the store's epoch", "string",
+           SERVICES, SERVICES, "none: one key", "60 once"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Builds keys of one deployment. `namespace` keeps several deployments on one server apart ("" for none)."""
+
+    namespace: str = ""
+    partitions: int = 16
+
+    def _key(self, tag: str, family: str, *rest: str) -> str:
+        head = f"tk:{self.namespace}:" if self.namespace else "tk:"
+        return ":".join((f"{head}{{{tag}}}", family, *rest))
+
+    def partition(self, session: str) -> int:
+        """The partition number of a session."""
+        return partition_of(session, self.partitions)
+
+    def in_partition(self, family: str, partition: int, *rest: str) -> str:
+        """A key of one partition: indexes, outboxes, leases."""
+        return self._key(f"p{partition:02}", family, *rest)
+
+    def of_session(self, family: str, session: str, *rest: str) -> str:
+        """A key of one session, in its partition."""
+        return self.in_partition(family, self.partition(session), session, *rest)
+
+    def of_session_partition(self, family: str, session: str, *rest: str) -> str:
+        """A key of the partition that holds a session."""
+        return self.in_partition(family, self.partition(session), *rest)
+
+    def in_shard(self, family: str, shard: int, *rest: str) -> str:
+        """A key of one dedupe shard."""
+        return self._key(f"i{shard:02}", family, *rest)
+
+    def of_event(self, family: str, identity: str, *rest: str) -> str:
+        """A key in the dedupe shard of an event's identity."""
+        return self.in_shard(family, shard_of(identity, self.partitions), *rest)
+
+    def dedupe_days(self, source: str, identity: str, now_ms: int, window_ms: int) -> list[str]:
+        """The dedupe buckets to look at, tomorrow's first, today's second (where a new entry goes).
+
+        Tomorrow's too, since two replicas with clocks on either side of midnight would each miss the other.
+        """
+        today = now_ms // DAY_MS
+        oldest = (now_ms - window_ms) // DAY_MS
+        slot = str(shard_of("slot:" + identity, SLOTS))
+        days = [today + 1, today, *range(today - 1, oldest - 1, -1)]
+        return [self.of_event("dedupe", identity, source, str(day), slot) for day in days]
+
+    def in_subject_shard(self, family: str, shard: int, *rest: str) -> str:
+        """A key of one subject shard."""
+        return self._key(f"s{shard:02}", family, *rest)
+
+    def of_subject(self, family: str, subject: str) -> str:
+        """A key of one subject. The subject is hashed: it is somebody else's text."""
+        name = hashlib.blake2b(subject.encode(), digest_size=16).hexdigest()
+        return self.in_subject_shard(family, self.subject_shard(subject), name)
+
+    def subject_shard(self, subject: str) -> int:
+        """The shard number of a subject."""
+        return shard_of(subject, self.partitions)
+
+    def outcome_bucket(self, session: str, input_id: str, accepted_at: int) -> str:
+        """The small hash that holds what became of an input, by the day of its acceptance (ms, Unix)."""
+        slot = str(shard_of("slot:" + input_id, SLOTS))
+        return self.of_session_partition("outcome", session, str(accepted_at // DAY_MS), slot)
+
+    def binding_bucket(self, session: str, input_id: str, accepted_at: int) -> str:
+        """The small hash that holds the bindings of an input and its turn, by the day of its acceptance."""
+        slot = str(shard_of("slot:" + input_id, SLOTS))
+        return self.of_session_partition("binding", session, str(accepted_at // DAY_MS), slot)
+
+    def outbox(self, service: str, partition: int) -> tuple[str, str]:
+        """(messages, due times) of one service's outbox in one partition."""
+        return (
+            self.in_partition("outbox", partition, service),
+            self.in_partition("outboxdue", partition, service),
+        )
+
+    def meta(self, family: Literal["partitions", "epoch"]) -> str:
+        """A key of the whole deployment."""
+        return self._key("meta", family)
+
+
+_COMMANDS = (
+    "evalsha script|load time ping hello client|setinfo client|setname config|get info get set mget incr incrby "
+    "hget hset hsetnx hmget hgetall hdel hlen hexists hincrby hscan hkeys hvals zadd zrem zrange zrangebyscore zscore "
+    "zcard zcount zremrangebyrank zremrangebyscore lrange rpush lpush ltrim llen del unlink exists expire pexpire pexpireat ttl pttl "
+    "persist select"
+)
+
+
+def acl_rules(service: Service, namespace: str = "") -> list[str]:
+    """The rules of a service's Redis ACL user, without name and password: least commands, own key families (G10)."""
+    head = f"tk:{namespace}:" if namespace else "tk:"
+    rules = ["resetchannels", "-@all", "+@connection", *(f"+{command}" for command in _COMMANDS.split())]
+    for family in FAMILIES:
+        tag = "{meta}" if family.tag == "meta" else f"{{{family.tag}*}}"
+        own = family.name.startswith("outbox")
+        pattern = f"{head}{tag}:{family.name}" + (f":{service}" if own else "" if family.tag == "meta" else ":*")
+        if family.tag != "meta" and family.name in _BARE:
+            pattern = f"{head}{tag}:{family.name}"
+        if service in family.writers:
+            rules.append(f"~{pattern}")
+        elif service in family.readers:
+            rules.append(f"%R~{pattern}")
+    return rules
+
+
+_BARE: Sequence[str] = (
+    "admitted",
+    "heldindex",
+    "waitingindex",
+    "deadline",
+    "sessions",
+    "expiry",
+    "lease",
+    "unknown",
+)
+"""Families with one key a tag: their key ends with the family's name."""

@@ -1,0 +1,139 @@
+"""Origin and its seal, as pure functions.
+
+The seal is an HMAC over who an input came from. Ingress, consent and the door hold the key; the session service
+does not, so it can carry an origin but never make one (design §3.1, G3).
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from libs.contracts.canonical import canonical
+from libs.contracts.ids import Slug
+
+OriginKind = Literal["user", "webhook", "system", "timer", "actor"]
+MIN_KEY_BYTES = 32
+
+
+class Origin(BaseModel):
+    """The verified principal that started a turn. Set once by whoever verified it, never from content."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: OriginKind
+    source: Slug
+    principal: Slug
+    verified: str
+
+    def same_as(self, other: "Origin") -> bool:
+        """Whether two inputs speak for the same principal of the same source (design §4.2)."""
+        return (self.kind, self.source, self.principal) == (other.kind, other.source, other.principal)
+
+
+class Seal(BaseModel):
+    """What ingress, consent or the door attests about one input of a session. Times in milliseconds (Unix)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key_id: str
+    input: str
+    session: Slug
+    number: int
+    origin: Origin
+    digest: str
+    accepted_at: int
+    mac: str = ""
+
+
+@dataclass(frozen=True)
+class SealKeys:
+    """Named seal keys. The first signs; each of them verifies, so that keys can be rotated."""
+
+    keys: tuple[tuple[str, bytes], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "SealKeys":
+        """Read `id:base64[,id:base64…]`. Raises ValueError, without the key, for a bad form or < 32 bytes."""
+        keys = []
+        for part in filter(None, (piece.strip() for piece in text.split(","))):
+            name, _, encoded = part.partition(":")
+            try:
+                key = base64.b64decode(encoded, validate=True)
+            except binascii.Error as error:
+                raise ValueError(f"seal key {name[:16]!r} is not base64") from error
+            if not name or len(key) < MIN_KEY_BYTES:
+                raise ValueError(f"a seal key needs a name and at least {MIN_KEY_BYTES} bytes")
+            keys.append((name, key))
+        if not keys:
+            raise ValueError("no seal key given")
+        return cls(tuple(keys))
+
+    def get(self, key_id: str) -> bytes | None:
+        """The key of that id, or None."""
+        return next((key for name, key in self.keys if name == key_id), None)
+
+
+def make_seal(
+    keys: SealKeys, *, input_id: str, session: str, number: int, origin: Origin, digest: str, accepted_at: int
+) -> Seal:
+    """Seal one input with the first key. `digest` is SHA-256 (hex) of the bytes that were verified."""
+    unsigned = Seal(
+        key_id=keys.keys[0][0],
+        input=input_id,
+        session=session,
+        number=number,
+        origin=origin,
+        digest=digest,
+        accepted_at=accepted_at,
+    )
+    return unsigned.model_copy(update={"mac": _mac(keys.keys[0][1], unsigned)})
+
+
+def seal_is_valid(keys: SealKeys, seal: Seal) -> bool:
+    """Whether one of our keys made this seal over exactly these fields. Constant time in the MAC."""
+    key = keys.get(seal.key_id)
+    return key is not None and hmac.compare_digest(_mac(key, seal).encode(), seal.mac.encode())
+
+
+def _mac(key: bytes, seal: Seal) -> str:
+    origin = seal.origin
+    return _tag(
+        key,
+        [
+            "seal.v1",
+            seal.key_id,
+            seal.input,
+            seal.session,
+            str(seal.number),
+            origin.kind,
+            origin.source,
+            origin.principal,
+            origin.verified,
+            seal.digest,
+            str(seal.accepted_at),
+        ],
+    )
+
+
+def attest(keys: SealKeys, *fields: str) -> str:
+    """`key id:mac` over a list of texts: the door's word to ingress about a subject (design §6)."""
+    name, key = keys.keys[0]
+    return f"{name}:{_tag(key, ['attest.v1', *fields])}"
+
+
+def attestation_is_valid(keys: SealKeys, attestation: str, *fields: str) -> bool:
+    """Whether one of our keys made this attestation over exactly these fields."""
+    name, _, mac = attestation.partition(":")
+    key = keys.get(name)
+    return key is not None and hmac.compare_digest(_tag(key, ["attest.v1", *fields]).encode(), mac.encode())
+
+
+def _tag(key: bytes, fields: Sequence[str]) -> str:
+    # A JSON list cannot be split in two ways, unlike fields joined by a separator (C013).
+    return hmac.new(key, canonical(list(fields)), hashlib.sha256).hexdigest()

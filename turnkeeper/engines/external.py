@@ -1,0 +1,48 @@
+"""Servers that somebody else runs: `TURNKEEPER_REDIS_URL` and `TURNKEEPER_AMQP_URL`."""
+
+import os
+from pathlib import Path
+
+from turnkeeper.engines import probe
+from turnkeeper.engines.base import Engine, EngineError, EngineUnavailable, Say, Server, silent
+
+REDIS_URL = "TURNKEEPER_REDIS_URL"
+AMQP_URL = "TURNKEEPER_AMQP_URL"
+NAMESPACE = "TURNKEEPER_NAMESPACE"
+_PATIENCE_SECONDS = 15
+
+
+def is_given() -> bool:
+    """Whether the environment names both servers."""
+    return bool(os.environ.get(REDIS_URL) and os.environ.get(AMQP_URL))
+
+
+def start(state: Path, *, say: Say = silent) -> Engine:
+    """Check that both servers answer. Raises EngineUnavailable if they are not named, EngineError if not there."""
+    if not is_given():
+        raise EngineUnavailable(f"engine external: set {REDIS_URL} and {AMQP_URL}")
+    engine = Engine(
+        redis_url=os.environ[REDIS_URL],
+        amqp_url=os.environ[AMQP_URL],
+        kind="external",
+        namespace=os.environ.get(NAMESPACE, ""),
+    )
+    say(f"engine: external (Redis {probe.place(engine.redis_url)}, RabbitMQ {probe.place(engine.amqp_url)})")
+    for ask in (lambda: probe.redis_fault(engine.redis_url), lambda: probe.rabbitmq_fault(engine.amqp_url)):
+        if fault := probe.wait_for(ask, _PATIENCE_SECONDS, lambda: True):
+            raise EngineError(f"engine external: {fault}")
+    return engine
+
+
+def stop(state: Path) -> None:
+    """Do nothing: the servers are not ours."""
+
+
+def kill(state: Path, server: Server) -> None:
+    """Refuse: the servers are not ours."""
+    raise EngineError(f"engine external: {server} is not ours to kill")
+
+
+def restart(state: Path, server: Server) -> None:
+    """Refuse: the servers are not ours."""
+    raise EngineError(f"engine external: {server} is not ours to restart")
