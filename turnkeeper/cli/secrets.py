@@ -1,0 +1,161 @@
+"""`turnkeeper secrets`: the random secrets of a deployment as files, and the two files that are rendered from them."""
+
+import base64
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from libs.contracts.keys import SERVICES, acl_rules
+from libs.contracts.topology import BROKER_USERS, definitions
+
+HEALTH_USER = "health"
+"""The Redis user of the container's own health check: it may send PING and nothing else."""
+
+
+def init_secrets(
+    directory: Path,
+    force: bool = False,
+    *,
+    application: Path | None = None,
+    namespace: str = "",
+    partitions: int = 16,
+) -> list[Path]:
+    """Write the secrets of a deployment into `directory` and return every file of it, sorted.
+
+    A secret that is there is kept unless `force`; `redis.acl` and `definitions.json` are rendered anew each time, so
+    running this again after an upgrade brings new users and queues and changes no password. `application` names the
+    `turnkeeper.yaml` whose webhook secrets (`env:NAME`) are made too, as files `name`. The folder is open to its owner
+    alone; the files in it can be read by any user, since each is mounted singly into containers that run under
+    another user id. Raises OSError if the folder cannot be written, ValueError if `application` cannot be read.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o700)
+    makers = _makers() | _webhook_makers(application)
+    values = {name: _keep_or_make(directory / name, make, force) for name, make in makers.items()}
+    operator = hashlib.sha256(values["operator_token"].encode()).hexdigest()
+    rendered = {
+        "operator_tokens": json.dumps([{"name": "operator", "sha256": operator, "scopes": ["*"]}]),
+        "redis.acl": _render_acl(values, namespace),
+        "definitions.json": _render_definitions(values, namespace, partitions),
+    }
+    for name, text in rendered.items():
+        _write(directory / name, text)
+    return sorted(directory / name for name in (*values, *rendered))
+
+
+def _makers() -> dict[str, Callable[[], str]]:
+    redis = {f"redis_{user}_password": _password for user in (*SERVICES, HEALTH_USER)}
+    broker = {f"rabbitmq_{user}_password": _password for user in BROKER_USERS}
+    return {
+        **redis,
+        **broker,
+        "seal_keys": lambda: "k1:" + base64.b64encode(secrets.token_bytes(32)).decode(),
+        "user_token_secret": _password,
+        "operator_token": _password,
+    }
+
+
+def _password() -> str:
+    # URL-safe, so that it can stand in a connection URL unescaped
+    return secrets.token_urlsafe(32)
+
+
+def _standard_webhooks_secret() -> str:
+    # Standard Webhooks: base64 of 24 to 64 random bytes behind `whsec_`
+    return "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+def _webhook_makers(application: Path | None) -> dict[str, Callable[[], str]]:
+    if application is None:
+        return {}
+    try:
+        document = yaml.safe_load(application.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{application} is not YAML: {error}") from error
+    makers: dict[str, Callable[[], str]] = {}
+    for scheme, name in _webhook_secrets(document):
+        makers[name.lower()] = _standard_webhooks_secret if scheme == "standard-webhooks" else _password
+    return makers
+
+
+def _webhook_secrets(document: Any) -> Iterable[tuple[str, str]]:
+    """(scheme, environment name) of each secret that the sources of an application name as `env:NAME`."""
+    sources = document.get("sources") if isinstance(document, dict) else None
+    for source in (sources or {}).values():
+        verify = source.get("verify") or {}
+        for reference in verify.get("secrets") or ():
+            if isinstance(reference, str) and reference.startswith("env:"):
+                yield str(verify.get("scheme")), reference.removeprefix("env:")
+
+
+def _keep_or_make(path: Path, make: Callable[[], str], force: bool) -> str:
+    if path.exists() and not force:
+        return path.read_text().strip()
+    value = make()
+    _write(path, value)
+    return value
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file at once: a container that starts meanwhile reads the old secret or the new, never half of one."""
+    draft = path.with_name(f".{path.name}.draft")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    with os.fdopen(descriptor, "w") as file:
+        os.fchmod(descriptor, 0o644)
+        file.write(text)
+    draft.replace(path)
+
+
+def _render_acl(values: dict[str, str], namespace: str) -> str:
+    lines = ["user default off resetpass resetkeys resetchannels -@all"]
+    for service in SERVICES:
+        rules = " ".join(acl_rules(service, namespace))
+        lines.append(f"user {service} on #{_digest(values[f'redis_{service}_password'])} {rules}")
+    health = _digest(values[f"redis_{HEALTH_USER}_password"])
+    lines.append(f"user {HEALTH_USER} on #{health} resetkeys resetchannels -@all +ping")
+    return "\n".join(lines) + "\n"
+
+
+def _digest(password: str) -> str:
+    # Redis takes a user's password as plain SHA-256 in an ACL file
+    return hashlib.sha256(password.encode()).hexdigest()
+
+
+def _render_definitions(values: dict[str, str], namespace: str, partitions: int) -> str:
+    users = {user: values[f"rabbitmq_{user}_password"] for user in BROKER_USERS}
+    return json.dumps(definitions(namespace, partitions, users), indent=1)
+
+
+app = typer.Typer(help="The secrets of a deployment.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """The secrets of a deployment."""
+
+
+@app.command("init")
+def init(
+    directory: Annotated[Path, typer.Option("--dir", help="Where to write them.")] = Path("secrets"),
+    config: Annotated[Path, typer.Option(help="The application whose webhook secrets are made too.")] = Path(
+        "examples/dinner/turnkeeper.yaml"
+    ),
+    namespace: Annotated[str, typer.Option(envvar="TURNKEEPER_NAMESPACE")] = "",
+    partitions: Annotated[int, typer.Option(envvar="TURNKEEPER_PARTITIONS", min=1, max=256)] = 16,
+    force: Annotated[bool, typer.Option(help="Make new secrets even where there are some.")] = False,
+) -> None:
+    """Write random secrets as files, and the Redis and RabbitMQ user files that are rendered from them."""
+    try:
+        files = init_secrets(directory, force, application=config, namespace=namespace, partitions=partitions)
+    except (OSError, ValueError) as error:
+        typer.echo(f"secrets: {error}", err=True)
+        raise typer.Exit(1) from error
+    typer.echo(f"{len(files)} files in {directory}: next, docker compose up --build --wait")
