@@ -78,7 +78,7 @@ class Hmac(Part):
 
     scheme: Literal["hmac"]
     secrets: tuple[str, ...] = Field(min_length=1)
-    secret_encoding: Literal["text", "base64", "hex"] = "text"
+    secret_encoding: Literal["text", "base64", "hex"] = "text"  # noqa: S105 - how it is written, not what it is
     algorithm: Literal["sha256", "sha512", "sha1"] = "sha256"
     encoding: Literal["hex", "base64"] = "hex"
     header: str

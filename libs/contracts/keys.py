@@ -183,9 +183,9 @@ class Keys:
 
 _COMMANDS = (
     "evalsha script|load time ping hello client|setinfo client|setname config|get info get set mget incr incrby "
-    "hget hset hsetnx hmget hgetall hdel hlen hexists hincrby hscan hkeys hvals zadd zrem zrange zrangebyscore zscore "
-    "zcard zcount zremrangebyrank zremrangebyscore lrange rpush lpush ltrim llen del unlink exists expire pexpire pexpireat ttl pttl "
-    "persist select"
+    "hget hset hsetnx hmget hgetall hdel hlen hexists hincrby hscan hkeys hvals zadd zrem zrange zrangebyscore "
+    "zscore zcard zcount zremrangebyrank zremrangebyscore lrange rpush lpush ltrim llen del unlink exists expire "
+    "pexpire pexpireat ttl pttl persist select"
 )
 
 

@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from libs.contracts.canonical import JSON
 from libs.contracts.envelope import Destination, Message
@@ -43,4 +43,4 @@ class Notice(Message):
 
     topic: Literal["question", "notice", "reply", "turn", "operation"]
     text: str
-    data: dict[str, JSON] = {}
+    data: dict[str, JSON] = Field(default_factory=dict)

@@ -1,0 +1,199 @@
+"""One queue, one channel: deliveries in, prefix acknowledgements out.
+
+A cumulative acknowledgement spans its whole channel, so each queue has a channel of its own, and only the prefix
+of deliveries that are all done is acknowledged, with one frame (design §3).
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import aiormq
+import structlog
+from aio_pika.exceptions import AMQPError
+from aiormq.exceptions import AMQPError as DriverError
+
+from libs.runtime.connections import Broker
+
+log = structlog.get_logger(__name__)
+
+WATCH_SECONDS = 1.0
+REOPEN_SECONDS = 1.0
+
+
+@dataclass(eq=False)
+class Delivery:
+    """One message from a queue. `done` says that all of it is durable; then its turn to be acknowledged comes."""
+
+    body: bytes
+    routing_key: str
+    redelivered: bool
+    headers: Mapping[str, Any]
+    content_type: str | None
+    message_id: str | None
+    user_id: str | None
+    tag: int
+    _channel: "_Channel" = field(repr=False)
+    finished: bool = False
+
+    def done(self) -> None:
+        """All members of this delivery are committed."""
+        self.finished = True
+        self._channel.advance()
+
+    @property
+    def stale(self) -> bool:
+        """Whether its channel is closed: the broker has given the message to somebody else, or will."""
+        return self._channel.closed
+
+    def give_back(self) -> None:
+        """Close the channel, which returns everything unacknowledged in its order. Never a single reject."""
+        self._channel.close_soon()
+
+
+class _Channel:
+    """The deliveries of one opened channel, in order, and the acknowledgement of their finished prefix."""
+
+    def __init__(self, underlay: aiormq.Channel) -> None:
+        self.underlay = underlay
+        self.open: deque[Delivery] = deque()
+        self.broken = asyncio.Event()
+        self._scheduled = False
+        self._acks: set[asyncio.Task[None]] = set()
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.underlay.is_closed) or self.broken.is_set()
+
+    def close_soon(self) -> None:
+        self.broken.set()
+
+    def advance(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._acknowledge)
+
+    def _acknowledge(self) -> None:
+        self._scheduled = False
+        last = None
+        while self.open and self.open[0].finished:
+            last = self.open.popleft()
+        if last is not None and not self.closed:
+            task = asyncio.ensure_future(self._send(last.tag))
+            self._acks.add(task)
+            task.add_done_callback(self._acks.discard)
+
+    async def _send(self, tag: int) -> None:
+        try:
+            await self.underlay.basic_ack(tag, multiple=True, wait=False)
+        except (AMQPError, DriverError, OSError, RuntimeError):
+            self.broken.set()  # the broker delivers again, and the marks recognise it
+
+    async def settled(self) -> None:
+        """Wait for acknowledgements that are being written."""
+        await asyncio.sleep(0)
+        if self._acks:
+            await asyncio.gather(*self._acks, return_exceptions=True)
+
+
+class Intake:
+    """Consumes one queue for as long as the process lives, over whatever the connection does."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        queue: str,
+        start: Callable[[Delivery], None],
+        *,
+        prefetch: int,
+        priority: int | None = None,
+    ) -> None:
+        self.queue = queue
+        self._broker = broker
+        self._start = start
+        self._prefetch = prefetch
+        self._priority = priority
+        self._stopping = asyncio.Event()
+        self.consuming = False
+
+    async def serve(self) -> None:
+        """Consume until `stop`, opening the channel again whenever it was lost."""
+        while not self._stopping.is_set():
+            try:
+                await self._consume()
+            except (TimeoutError, AMQPError, DriverError, OSError, RuntimeError) as error:
+                log.warning("intake.lost", queue=self.queue, error=type(error).__name__)
+            finally:
+                self.consuming = False
+            if not self._stopping.is_set():
+                await self._pause(REOPEN_SECONDS)
+
+    async def _consume(self) -> None:
+        channel = await self._broker.consuming.channel(confirms=False)
+        underlay = cast(aiormq.Channel, await channel.get_underlay_channel())
+        mine = _Channel(underlay)
+        try:
+            await underlay.basic_qos(prefetch_count=self._prefetch)
+            arguments: dict[str, Any] = {} if self._priority is None else {"x-priority": self._priority}
+
+            async def on_message(message: aiormq.abc.DeliveredMessage) -> None:
+                self._receive(mine, message)
+
+            consuming = await underlay.basic_consume(self.queue, on_message, arguments=arguments)
+            self.consuming = True
+            while not self._stopping.is_set() and not mine.closed:
+                if consuming.consumer_tag not in underlay.consumers:
+                    log.warning("intake.cancelled_by_broker", queue=self.queue)
+                    break
+                await self._wait_any(mine)
+            await mine.settled()
+        finally:
+            mine.broken.set()
+            await channel.close()
+
+    async def _wait_any(self, mine: _Channel) -> None:
+        """Until the channel breaks, we stop, or it is time to look at the consumer."""
+        waits = [asyncio.ensure_future(mine.broken.wait()), asyncio.ensure_future(self._stopping.wait())]
+        try:
+            await asyncio.wait(waits, timeout=WATCH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _receive(self, mine: _Channel, message: aiormq.abc.DeliveredMessage) -> None:
+        if self._stopping.is_set() or mine.closed:
+            return
+        properties = message.header.properties
+        delivery = Delivery(
+            body=message.body,
+            routing_key=message.routing_key or "",
+            redelivered=bool(message.redelivered),
+            headers=properties.headers or {},
+            content_type=properties.content_type,
+            message_id=properties.message_id,
+            user_id=properties.user_id,
+            tag=message.delivery_tag or 0,
+            _channel=mine,
+        )
+        mine.open.append(delivery)
+        self._start(delivery)
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+        except TimeoutError:
+            return
+
+    def stop_taking(self) -> None:
+        """Take no more; what was taken may still finish and be acknowledged until `stop`."""
+        self._start = _ignore
+
+    async def stop(self) -> None:
+        """Close the channel, which hands the rest on in order. Never `basic.cancel` (5-facts)."""
+        self._stopping.set()
+
+
+def _ignore(_: Delivery) -> None:
+    """A delivery that came while stopping stays unacknowledged; the closing channel returns it."""

@@ -1,0 +1,120 @@
+"""What every service is told by its environment or by secret files. Read once, in `main.py`."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal, Self, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+SECRETS_DIR = "/run/secrets"
+
+
+class SettingsError(Exception):
+    """Wrong settings: `faults` lists each as `NAME: what is wrong`, without values."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("the settings have faults:\n" + "\n".join(f"  {fault}" for fault in faults))
+        self.faults = faults
+
+
+class RuntimeSettings(BaseSettings):
+    """Settings common to the services. Every name has the prefix `TURNKEEPER_`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TURNKEEPER_",
+        frozen=True,
+        extra="ignore",
+        secrets_dir=SECRETS_DIR if os.path.isdir(SECRETS_DIR) else None,
+    )
+
+    redis_url: str = Field(description="Redis, the store of record, such as redis://host:6379/0")
+    redis_user: str | None = Field(None, description="Redis ACL user, where the URL names none")
+    redis_password: SecretStr | None = Field(None, description="Redis password, where the URL holds none")
+    amqp_url: str = Field(description="RabbitMQ, such as amqp://user@host:5672/")
+    amqp_password: SecretStr | None = Field(None, description="RabbitMQ password, where the URL holds none")
+    namespace: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{0,40}$")] = Field(
+        "", description="Prefix of keys and queues, so that several deployments live on one server"
+    )
+    partitions: int = Field(16, ge=1, le=100, description="Partitions; fixed at the first deployment")
+    replica: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = Field(
+        "0", description="Name of this replica, unique within its service and kept over restarts"
+    )
+    config: Path = Field(Path("turnkeeper.yaml"), description="The application file")
+    http_host: str = Field("127.0.0.1", description="Address to listen on")
+    http_port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 takes a free one")
+    allow_volatile_store: bool = Field(
+        False, description="Accept a Redis that can lose or evict what it acknowledged (development only)"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged")
+    user_token_secret: SecretStr | None = Field(None, description="Shared secret of users' JWTs (HS256)")
+    user_token_jwks_url: str | None = Field(None, description="JWKS of users' JWTs, instead of a shared secret")
+    operator_tokens: SecretStr = Field(
+        SecretStr(""), description="Operators as name:scope+scope:sha256 of the token, by commas"
+    )
+    lab: str = Field("", description="Wrong rules for demonstrations, by commas; only `turnkeeper demo` sets them")
+    lab_demo: bool = Field(False, description="Set by `turnkeeper demo` on its throw-away stack")
+    drain_seconds: float = Field(10.0, gt=0, description="Longest time for the current hand-offs when stopping")
+    outbox_limit: int = Field(50_000, ge=1, description="Unconfirmed messages a partition may hold; above, 503")
+
+    @field_validator("redis_url")
+    @classmethod
+    def _redis(cls, url: str) -> str:
+        return _checked_url(url, ("redis", "rediss", "unix"))
+
+    @field_validator("amqp_url")
+    @classmethod
+    def _amqp(cls, url: str) -> str:
+        return _checked_url(url, ("amqp", "amqps"))
+
+    @field_validator("lab")
+    @classmethod
+    def _known_lab(cls, text: str) -> str:
+        unknown = set(filter(None, text.split(","))) - set(LAB_SWITCHES)
+        if unknown:
+            raise ValueError(f"there are no lab switches {', '.join(sorted(unknown))}")
+        return text
+
+    @model_validator(mode="after")
+    def _lab_is_for_demos(self) -> Self:
+        if self.lab and not self.lab_demo:
+            raise ValueError("TURNKEEPER_LAB breaks a rule on purpose and is for `turnkeeper demo` only")
+        return self
+
+    @property
+    def labs(self) -> frozenset[str]:
+        """The lab switches that are on."""
+        return frozenset(filter(None, self.lab.split(",")))
+
+
+LAB_SWITCHES = ("authority_by_role", "question_by_note")
+"""Each switches one rule to its wrong form, to show what the rule is for (scenarios marked lab)."""
+
+
+def _checked_url(url: str, schemes: tuple[str, ...]) -> str:
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in schemes and bool(parts.hostname or parts.scheme == "unix")
+        _ = parts.port
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(f"not a URL of the form {schemes[0]}://host:port/")
+    return url
+
+
+S = TypeVar("S", bound=RuntimeSettings)
+
+
+def read_settings(kind: type[S]) -> S:
+    """The settings of this process. Raises SettingsError with every fault, never with a value."""
+    try:
+        return kind()
+    except ValidationError as error:
+        faults = []
+        for fault in error.errors(include_input=False, include_url=False, include_context=False):
+            name = "_".join(str(part) for part in fault["loc"]).upper()
+            where = f"TURNKEEPER_{name}" if name else "settings"
+            faults.append(f"{where}: {fault['msg'].removeprefix('Value error, ')}")
+        raise SettingsError(faults) from None
