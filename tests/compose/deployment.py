@@ -1,0 +1,139 @@
+"""One compose deployment as a person has it: secrets made, brought up, looked at from the host, taken down."""
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turnkeeper.cli.secrets import init_secrets
+from turnkeeper.ports import free_port
+
+ROOT = Path(__file__).parents[2]
+APPLICATION = ROOT / "examples/dinner/turnkeeper.yaml"
+SERVICES = ("ingress", "session-1", "session-2", "consent", "tools", "sandbox")
+PORTS = {
+    "amqp": "TURNKEEPER_AMQP_PORT",
+    "ingress": "TURNKEEPER_INGRESS_PORT",
+    "session-1": "TURNKEEPER_SESSION_PORT",
+    "session-2": "TURNKEEPER_SESSION_2_PORT",
+    "consent": "TURNKEEPER_CONSENT_PORT",
+    "tools": "TURNKEEPER_TOOLS_PORT",
+    "prometheus": "TURNKEEPER_PROMETHEUS_PORT",
+}
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A compose project. `ports` are on 127.0.0.1; `secrets` is the folder that `turnkeeper secrets init` wrote."""
+
+    project: str
+    secrets: Path
+    ports: Mapping[str, int]
+    images: Mapping[str, str]
+    files: Sequence[Path] = (ROOT / "docker-compose.yml",)
+
+    @classmethod
+    def prepare(cls, folder: Path) -> "Deployment":
+        """Engine, images and secrets; nothing runs yet. Raises AssertionError with what a script said."""
+        prepared = run([str(ROOT / "deploy/offline/prepare.sh")], within=900, show=True)
+        images = dict(line.split("=", 1) for line in prepared.split())
+        init_secrets(folder / "secrets", application=APPLICATION)
+        name = f"tk-compose-test-{secrets.token_hex(3)}"
+        ports = {service: free_port() for service in PORTS}
+        return cls(name, folder / "secrets", ports, images | {"TURNKEEPER_IMAGE": "turnkeeper:compose-test"})
+
+    def compose(self, *arguments: str, within: float = 60, stdin: str = "") -> str:
+        """Run `docker compose ...` for this project; its stdout. Raises AssertionError with its stderr."""
+        files = [part for file in self.files for part in ("--file", str(file))]
+        command = ["docker", "compose", "--project-directory", str(ROOT), *files, *arguments]
+        return run(command, within=within, environment=self.environment(), stdin=stdin)
+
+    def environment(self) -> dict[str, str]:
+        """What the compose file is told by variables."""
+        published = {PORTS[service]: str(port) for service, port in self.ports.items()}
+        own = {"COMPOSE_PROJECT_NAME": self.project, "TURNKEEPER_SECRETS": str(self.secrets)}
+        return {**self.images, **published, **own}
+
+    def secret(self, name: str) -> str:
+        """The content of one secret file."""
+        return (self.secrets / name).read_text().strip()
+
+    def url(self, service: str, path: str = "") -> str:
+        """Where a service answers on the host."""
+        return f"http://127.0.0.1:{self.ports[service]}{path}"
+
+    def amqp_url(self, user: str, password: str | None = None) -> str:
+        """How a broker user connects from the host."""
+        word = self.secret(f"rabbitmq_{user}_password") if password is None else password
+        return f"amqp://{user}:{word}@127.0.0.1:{self.ports['amqp']}/"
+
+    def get(self, service: str, path: str) -> str:
+        """The body of a GET from the host."""
+        with urllib.request.urlopen(self.url(service, path), timeout=10) as answer:
+            return str(answer.read().decode())
+
+    def redis(self, user: str, *command: str) -> str:
+        """What Redis answers one of its users."""
+        shell = 'read -r REDISCLI_AUTH && export REDISCLI_AUTH && exec redis-cli --user "$@"'
+        call = ("exec", "-T", "redis", "sh", "-c", shell, "sh", user, *command)
+        return self.compose(*call, stdin=self.secret(f"redis_{user}_password") + "\n").strip()
+
+    def rabbitmqctl(self, *arguments: str) -> list[dict[str, Any]]:
+        """A table of rabbitmqctl as rows."""
+        call = ("exec", "-T", "rabbitmq", "rabbitmqctl", "-q", "--formatter=json", *arguments)
+        rows: list[dict[str, Any]] = json.loads(self.compose(*call))
+        return rows
+
+    def states(self) -> dict[str, str]:
+        """Each container's service and its health, or its state where it has no health check."""
+        lines = self.compose("ps", "--all", "--format", "json").splitlines()
+        rows = (json.loads(line) for line in lines)
+        return {row["Service"]: row["Health"] or row["State"] for row in rows}
+
+    def inspect(self, service: str) -> dict[str, Any]:
+        """Docker's description of a service's container."""
+        container = self.compose("ps", "--all", "--quiet", service).strip()
+        found: list[dict[str, Any]] = json.loads(run(["docker", "inspect", container]))
+        return found[0]
+
+    def left(self) -> list[str]:
+        """Containers, volumes and networks of this project."""
+        label = f"label=com.docker.compose.project={self.project}"
+        kinds = (["ps", "--all"], ["volume", "ls"], ["network", "ls"])
+        return [name for kind in kinds for name in run(["docker", *kind, "--quiet", "--filter", label]).split()]
+
+    def remove(self) -> None:
+        """Take down everything with its data, whatever state it is in."""
+        self.compose("--profile", "*", "down", "--volumes", "--remove-orphans", within=120)
+
+
+def run(
+    command: Sequence[str],
+    *,
+    within: float = 60,
+    environment: Mapping[str, str] | None = None,
+    stdin: str = "",
+    show: bool = False,
+) -> str:
+    """Run a command, `within` seconds; its stdout. Raises AssertionError with what it wrote to stderr.
+
+    `show` lets stderr through, for what takes long and says how far it is.
+    """
+    done = subprocess.run(
+        command,
+        env={**os.environ, **(environment or {})},
+        input=stdin,
+        stdout=subprocess.PIPE,
+        stderr=sys.__stderr__ if show else subprocess.PIPE,
+        text=True,
+        timeout=within,
+        check=False,
+    )
+    assert done.returncode == 0, f"{' '.join(command)} ended {done.returncode}:\n{done.stderr or ''}{done.stdout}"
+    return done.stdout

@@ -1,0 +1,97 @@
+"""`turnkeeper secrets init`: what it writes, what it keeps, and who can read it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from libs.contracts.topology import BROKER_USERS, password_hash
+from turnkeeper.cli.secrets import init_secrets
+
+APPLICATION = """
+sources:
+  restaurant: {verify: {scheme: standard-webhooks, secrets: ["env:RESTAURANT_SECRET", "env:RESTAURANT_SECRET_OLD"]}}
+  chat: {verify: {scheme: hmac, secrets: ["env:CHAT_SECRET"]}}
+  bank: {verify: {scheme: hmac, secrets: ["file:/run/secrets/bank"]}}
+  app: {verify: {scheme: user-token}}
+"""
+
+
+@pytest.fixture
+def application(tmp_path: Path) -> Path:
+    file = tmp_path / "turnkeeper.yaml"
+    file.write_text(APPLICATION)
+    return file
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {file.name: file.read_text() for file in folder.iterdir()}
+
+
+def test_no_two_secrets_are_the_same(tmp_path: Path, application: Path) -> None:
+    init_secrets(tmp_path / "secrets", application=application)
+    values = list(contents(tmp_path / "secrets").values())
+    assert len(set(values)) == len(values)
+
+
+def test_it_returns_every_file_that_it_wrote(tmp_path: Path, application: Path) -> None:
+    files = init_secrets(tmp_path / "secrets", application=application)
+    assert {file.name for file in files} == set(contents(tmp_path / "secrets"))
+
+
+def test_secrets_that_are_there_are_kept(tmp_path: Path, application: Path) -> None:
+    init_secrets(tmp_path / "secrets", application=application)
+    before = contents(tmp_path / "secrets")
+    init_secrets(tmp_path / "secrets", application=application)
+    assert contents(tmp_path / "secrets") == before
+
+
+def test_force_makes_new_ones(tmp_path: Path, application: Path) -> None:
+    init_secrets(tmp_path / "secrets", application=application)
+    before = contents(tmp_path / "secrets")
+    init_secrets(tmp_path / "secrets", force=True, application=application)
+    after = contents(tmp_path / "secrets")
+    assert not [name for name in before if before[name] == after[name]]
+
+
+def test_the_folder_is_its_owners_alone_and_a_mounted_file_can_be_read_by_the_containers_user(
+    tmp_path: Path, application: Path
+) -> None:
+    files = init_secrets(tmp_path / "secrets", application=application)
+    assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o644}
+
+
+def test_a_source_gets_a_secret_in_the_form_of_its_scheme(tmp_path: Path, application: Path) -> None:
+    init_secrets(tmp_path / "secrets", application=application)
+    made = contents(tmp_path / "secrets")
+    assert made["restaurant_secret"].startswith("whsec_")
+    assert made["restaurant_secret_old"].startswith("whsec_")
+    assert not made["chat_secret"].startswith("whsec_")
+    assert "bank" not in made
+
+
+def test_the_broker_gets_hashes_of_the_passwords_and_no_guest(tmp_path: Path) -> None:
+    init_secrets(tmp_path / "secrets")
+    made = contents(tmp_path / "secrets")
+    users = {user["name"]: user["password_hash"] for user in json.loads(made["definitions.json"])["users"]}
+    assert users == {user: password_hash(made[f"rabbitmq_{user}_password"]) for user in BROKER_USERS}
+
+
+def test_no_password_is_in_the_files_that_the_stores_read(tmp_path: Path) -> None:
+    init_secrets(tmp_path / "secrets")
+    made = contents(tmp_path / "secrets")
+    passwords = [value for name, value in made.items() if name.endswith("_password")]
+    assert not [word for word in passwords if word in made["redis.acl"] + made["definitions.json"]]
+
+
+def test_redis_starts_with_its_default_user_off(tmp_path: Path) -> None:
+    init_secrets(tmp_path / "secrets")
+    assert contents(tmp_path / "secrets")["redis.acl"].startswith("user default off ")
+
+
+def test_an_application_file_that_is_not_yaml_is_said_so(tmp_path: Path) -> None:
+    broken = tmp_path / "turnkeeper.yaml"
+    broken.write_text("sources: [")
+    with pytest.raises(ValueError, match="is not YAML"):
+        init_secrets(tmp_path / "secrets", application=broken)
