@@ -56,9 +56,7 @@ def write_private(path: Path, text: str) -> None:
     new.replace(path)
 
 
-def spawn(
-    state: Path, name: str, argv: Sequence[str], env: Mapping[str, str], *, log: Path, url: str = ""
-) -> Record:
+def spawn(state: Path, name: str, argv: Sequence[str], env: Mapping[str, str], *, log: Path, url: str = "") -> Record:
     """Start `argv` in a session of its own, output appended to `log`, and record it as `name`.
 
     A session of its own keeps the terminal's Ctrl-C away from it: whoever started the stack ends it in order.

@@ -1,6 +1,7 @@
 """Servers that somebody else runs: `TURNKEEPER_REDIS_URL` and `TURNKEEPER_AMQP_URL`."""
 
 import os
+import signal
 from pathlib import Path
 
 from turnkeeper.engines import probe
@@ -38,7 +39,7 @@ def stop(state: Path) -> None:
     """Do nothing: the servers are not ours."""
 
 
-def kill(state: Path, server: Server) -> None:
+def kill(state: Path, server: Server, number: int = signal.SIGKILL) -> None:
     """Refuse: the servers are not ours."""
     raise EngineError(f"engine external: {server} is not ours to kill")
 

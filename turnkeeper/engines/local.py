@@ -7,11 +7,12 @@ is started there again goes on where it stopped.
 
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from turnkeeper import processes
@@ -29,6 +30,7 @@ _REDIS_SECONDS = 30
 _RABBITMQ_SECONDS = 120
 _GRACE_SECONDS = 15
 _ATTEMPTS = 3
+_PASSWORD = re.compile(r"[A-Za-z0-9_-]*")
 _PORT_TAKEN = ("in use", "eaddrinuse")
 
 
@@ -100,6 +102,8 @@ def stop(state: Path) -> None:
     """End everything that was started in `state`, by whomever. Data, ports and passwords stay."""
     records = [record for name in ("rabbitmq", "redis", _EPMD) if (record := processes.read(state, name))]
     servers = [record for record in records if record.name != _EPMD]
+    for record in servers:
+        processes.send(record, signal.SIGCONT)  # one that was paused cannot end in good order
     processes.end(servers, grace=_GRACE_SECONDS)
     processes.end([record for record in records if record.name == _EPMD], grace=2)
     processes.sweep(state)
@@ -107,12 +111,12 @@ def stop(state: Path) -> None:
         processes.forget(state, name)
 
 
-def kill(state: Path, server: Server) -> None:
-    """`kill -9` one server and wait until it is gone. Raises EngineError if it does not run."""
+def kill(state: Path, server: Server, number: int = signal.SIGKILL) -> None:
+    """Send one server a signal; after SIGKILL it is gone when this returns. Raises EngineError if it does not run."""
     record = processes.read(state, server)
-    if record is None or not processes.send(record, signal.SIGKILL):
+    if record is None or not processes.send(record, number):
         raise EngineError(f"{server} does not run in {state}")
-    if processes.wait_gone([record], 10):
+    if number == signal.SIGKILL and processes.wait_gone([record], 10):
         raise EngineError(f"{server} (pid {record.pid}) does not end")
 
 
@@ -147,9 +151,7 @@ def _start(state: Path, servers: Sequence[Server], say: Say, password: str | Non
     raise AssertionError("unreachable")
 
 
-def _start_once(
-    state: Path, servers: Sequence[Server], programs: Programs, settings: Settings, say: Say
-) -> Engine:
+def _start_once(state: Path, servers: Sequence[Server], programs: Programs, settings: Settings, say: Say) -> Engine:
     say(f"engine: local, in {state}")
     started: list[Record] = []
     try:
@@ -169,13 +171,16 @@ def _prepare(state: Path, servers: Sequence[Server], password: str | None) -> Se
     settings = _load(state)
     if settings is None:
         drawn = secrets.token_urlsafe(24) if password is None else password
+        if not _PASSWORD.fullmatch(drawn):
+            raise EngineError("engine local: a password may have letters, digits, '-' and '_' only")
         settings = Settings(free_port(), free_port(), free_port(), free_port(), drawn)
     mine = {"redis": ["redis_port"], "rabbitmq": ["amqp_port", "distribution_port"]}
     names = [name for server in servers for name in mine[server]]
     epmd = processes.read(state, _EPMD)
     if "rabbitmq" in servers and not (epmd and processes.is_running(epmd)):
         names.append("epmd_port")
-    settings = replace(settings, **{name: free_port() for name in names if not is_free(getattr(settings, name))})
+    moved = {name: free_port() for name in names if not is_free(getattr(settings, name))}
+    settings = Settings(**{**asdict(settings), **moved})
     processes.write_private(_settings_file(state), json.dumps(asdict(settings)))
     return settings
 
@@ -262,6 +267,7 @@ def _rabbitmq(state: Path, programs: Programs, settings: Settings) -> tuple[list
         "RABBITMQ_MNESIA_BASE": str(folder / "data"),
         "RABBITMQ_LOG_BASE": str(folder / "log"),
         "RABBITMQ_LOGS": "-",
+        "ERL_CRASH_DUMP": str(folder / "erl_crash.dump"),  # else where the command was typed
         "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
         # Named so that the machine's own files in /etc/rabbitmq are not read.
         "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "advanced.config"),

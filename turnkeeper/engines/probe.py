@@ -8,6 +8,8 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 _TIMEOUT_SECONDS = 2.0
 _POLL_SECONDS = 0.1
@@ -18,7 +20,10 @@ _VERSION = re.compile(rb"\x07versionS....(\d+(?:\.\d+)*)", re.DOTALL)
 def redis_fault(url: str) -> str | None:
     """Why Redis does not serve at this URL, without its password; None when it does."""
     client = redis.Redis.from_url(
-        url, socket_timeout=_TIMEOUT_SECONDS, socket_connect_timeout=_TIMEOUT_SECONDS, retry=None
+        url,
+        socket_timeout=_TIMEOUT_SECONDS,
+        socket_connect_timeout=_TIMEOUT_SECONDS,
+        retry=Retry(NoBackoff(), 0),
     )
     try:
         client.ping()

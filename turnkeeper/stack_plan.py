@@ -1,0 +1,206 @@
+"""What a stack is made of, decided before anything starts: its secrets, and each process with its environment."""
+
+import base64
+import hashlib
+import json
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from libs.contracts.application import Application, Hmac, StandardWebhooks
+from libs.contracts.keys import SERVICES
+from turnkeeper import processes
+from turnkeeper.engines import Engine
+from turnkeeper.ports import free_port, is_free
+
+SANDBOX = "sandbox"
+Lab = Mapping[str, str | Mapping[str, str]]
+"""Extra environment for a stack: `NAME: value` for every process, `session` or `session-1` with a mapping for those."""
+
+_SEALERS = ("ingress", "consent", "tools")
+"""The session service carries seals and must not be able to make one (design §3.1, G3)."""
+_OURS = (
+    "TURNKEEPER_SEAL_KEYS",
+    "TURNKEEPER_USER_TOKEN_SECRET",
+    "TURNKEEPER_OPERATOR_TOKENS",
+    "TURNKEEPER_SANDBOX_URL",
+)
+_PASSWORDS = ("TURNKEEPER_REDIS_PASSWORD", "TURNKEEPER_AMQP_PASSWORD")
+
+
+class PlanError(Exception):
+    """The stack cannot be started as asked. The text is one line and says what to change."""
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """The secrets of a stack, drawn once for its state folder: what is stored there was sealed with them."""
+
+    seal_keys: str
+    user_token_secret: str
+    operator_token: str
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """By the environment variable that the application file names (`env:NAME`)."""
+
+    @property
+    def operator_tokens(self) -> str:
+        """What the services are given of the operator's token: its hash and its scopes."""
+        digest = hashlib.sha256(self.operator_token.encode()).hexdigest()
+        return json.dumps([{"name": "operator", "sha256": digest, "scopes": ["*"]}])
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One process to be started."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    url: str
+
+
+def load_secrets(state: Path, application: Application) -> Secrets:
+    """The state folder's secrets, with new ones drawn for what it has none for yet.
+
+    A source's secret that is in our environment is taken from there, so that a real sender's can be used.
+    Raises PlanError if the file cannot be read.
+    """
+    path = state / "secrets.json"
+    try:
+        known = Secrets(**json.loads(path.read_text()))
+    except FileNotFoundError:
+        seal = base64.b64encode(secrets.token_bytes(32)).decode()
+        known = Secrets(f"k1:{seal}", secrets.token_urlsafe(32), secrets.token_urlsafe(32))
+    except (OSError, ValueError, TypeError) as error:
+        raise PlanError(f"cannot read {path}: {error}; remove {state} to begin anew") from error
+    sources = {
+        name: os.environ.get(name) or known.sources.get(name) or _draw(scheme)
+        for name, scheme in _source_secrets(application)
+    }
+    made = Secrets(known.seal_keys, known.user_token_secret, known.operator_token, sources)
+    processes.write_private(path, json.dumps(asdict(made)))
+    return made
+
+
+def replica_counts(replicas: int | Mapping[str, int]) -> dict[str, int]:
+    """Replicas of each service. Raises PlanError for an unknown service or a count outside 1 to 50."""
+    given = dict.fromkeys(SERVICES, replicas) if isinstance(replicas, int) else dict(replicas)
+    if unknown := set(given) - set(SERVICES):
+        raise PlanError(f"replicas: no service is called {', '.join(sorted(unknown))}; they are {', '.join(SERVICES)}")
+    if wrong := [name for name, count in given.items() if not 1 <= count <= 50]:
+        raise PlanError(f"replicas: {wrong[0]} needs 1 to 50, not {given[wrong[0]]}")
+    return {service: given.get(service, 1) for service in SERVICES}
+
+
+def plan_ports(port_base: int, counts: Mapping[str, int]) -> dict[str, int]:
+    """Port of each replica: `base + i + 10k`, or free ones for base 0. Raises PlanError if one is taken."""
+    if port_base == 0:
+        return {f"{service}-{k}": free_port() for service in SERVICES for k in range(counts[service])}
+    ports = {
+        f"{service}-{k}": port_base + i + 10 * k for i, service in enumerate(SERVICES) for k in range(counts[service])
+    }
+    for name, port in ports.items():
+        if not 1 <= port <= 65535:
+            raise PlanError(f"port {port} for {name} does not exist: choose another --port-base")
+        if not is_free(port):
+            raise PlanError(f"port {port} for {name} is taken: choose another --port-base (0 finds free ports)")
+    return ports
+
+
+def plan_processes(
+    state: Path,
+    config: Path,
+    application: Application,
+    engine: Engine,
+    ports: Mapping[str, int],
+    made: Secrets,
+    partitions: int,
+    lab: Lab,
+) -> list[Planned]:
+    """Every process of the stack, the sandbox (if the application uses one) first."""
+    common = {
+        **_inherited(engine, made),
+        "TURNKEEPER_REDIS_URL": engine.redis_url,
+        "TURNKEEPER_AMQP_URL": engine.amqp_url,
+        "TURNKEEPER_NAMESPACE": engine.namespace,
+        "TURNKEEPER_PARTITIONS": str(partitions),
+        "TURNKEEPER_CONFIG": str(config),
+        "TURNKEEPER_HTTP_HOST": "127.0.0.1",
+        "TURNKEEPER_STATE": str(state),
+    }
+    planned = []
+    if uses_sandbox(application):
+        planned.append(_plan_sandbox(state, config, engine, made, lab))
+        common["TURNKEEPER_SANDBOX_URL"] = planned[0].url
+    for name, port in ports.items():
+        service = name.rpartition("-")[0]
+        env = {
+            **common,
+            **_secrets_of(service, made),
+            "TURNKEEPER_REPLICA": name,
+            "TURNKEEPER_HTTP_PORT": str(port),
+            **_lab_of(lab, service, name),
+        }
+        # -P: a folder called `services` where the command was typed must not be taken for ours.
+        argv = (sys.executable, "-P", "-m", f"services.{service}")
+        planned.append(Planned(name, argv, env, f"http://127.0.0.1:{port}"))
+    return planned
+
+
+def uses_sandbox(application: Application) -> bool:
+    """Whether a tool of the application acts in the sandbox world."""
+    return any(tool.connector.sandbox is not None for tool in application.tools.values())
+
+
+def _plan_sandbox(state: Path, config: Path, engine: Engine, made: Secrets, lab: Lab) -> Planned:
+    port = free_port()
+    log = state / "sandbox.jsonl"
+    argv = (sys.executable, "-P", "-m", "turnkeeper.sandbox", "--config", str(config), "--log", str(log))
+    env = {**_inherited(engine, made), **_lab_of(lab, SANDBOX, SANDBOX)}
+    return Planned(SANDBOX, (*argv, "--port", str(port)), env, f"http://127.0.0.1:{port}")
+
+
+def _inherited(engine: Engine, made: Secrets) -> dict[str, str]:
+    """Our environment without secrets: each service is given those that it needs and no other."""
+    dropped = {*_OURS, *made.sources, *(f"{name}_FILE" for name in made.sources)}
+    if engine.kind != "external":
+        dropped.update(_PASSWORDS)  # they belong to other servers than those that we started
+    return {name: value for name, value in os.environ.items() if name not in dropped}
+
+
+def _secrets_of(service: str, made: Secrets) -> dict[str, str]:
+    env = {
+        "TURNKEEPER_USER_TOKEN_SECRET": made.user_token_secret,
+        "TURNKEEPER_OPERATOR_TOKENS": made.operator_tokens,
+    }
+    if service in _SEALERS:
+        env["TURNKEEPER_SEAL_KEYS"] = made.seal_keys
+    return {**env, **made.sources} if service == "ingress" else env
+
+
+def _lab_of(lab: Lab, service: str, name: str) -> dict[str, str]:
+    env = {key: value for key, value in lab.items() if isinstance(value, str)}
+    for scope in dict.fromkeys((service, name)):
+        chosen = lab.get(scope)
+        if isinstance(chosen, Mapping):
+            env.update(chosen)
+    return env
+
+
+def _source_secrets(application: Application) -> Iterator[tuple[str, str]]:
+    """(environment variable, scheme) of every secret that a source names as `env:NAME`."""
+    for source in application.sources.values():
+        if isinstance(source.verify, StandardWebhooks | Hmac):
+            for reference in source.verify.secrets:
+                if reference.startswith("env:"):
+                    yield reference.removeprefix("env:"), source.verify.scheme
+
+
+def _draw(scheme: str) -> str:
+    if scheme == "standard-webhooks":
+        return "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
+    # As hex it can be read in each of the encodings that an application may configure for the scheme `hmac`.
+    return secrets.token_hex(32)
