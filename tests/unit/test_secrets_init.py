@@ -5,15 +5,24 @@ from pathlib import Path
 
 import pytest
 
+from libs.contracts.application import ApplicationError
 from libs.contracts.topology import BROKER_USERS, password_hash
 from turnkeeper.cli.secrets import init_secrets
 
 APPLICATION = """
 sources:
-  restaurant: {verify: {scheme: standard-webhooks, secrets: ["env:RESTAURANT_SECRET", "env:RESTAURANT_SECRET_OLD"]}}
-  chat: {verify: {scheme: hmac, secrets: ["env:CHAT_SECRET"]}}
-  bank: {verify: {scheme: hmac, secrets: ["file:/run/secrets/bank"]}}
+  restaurant:
+    verify: {scheme: standard-webhooks, secrets: ["env:RESTAURANT_SECRET", "env:RESTAURANT_SECRET_OLD"]}
+    route: {session: "{{ data.session }}"}
+  chat:
+    verify: {scheme: hmac, secrets: ["env:CHAT_SECRET"], header: x-signature, id: "{{ id }}"}
+    route: {session: "{{ data.session }}"}
+  bank:
+    verify: {scheme: standard-webhooks, secrets: ["file:/run/secrets/bank"]}
+    route: {session: "{{ data.session }}"}
   app: {verify: {scheme: user-token}}
+tools: {}
+planner: {scripted: {rules: rules.yaml}}
 """
 
 
@@ -90,8 +99,8 @@ def test_redis_starts_with_its_default_user_off(tmp_path: Path) -> None:
     assert contents(tmp_path / "secrets")["redis.acl"].startswith("user default off ")
 
 
-def test_an_application_file_that_is_not_yaml_is_said_so(tmp_path: Path) -> None:
+def test_an_application_with_faults_is_refused(tmp_path: Path) -> None:
     broken = tmp_path / "turnkeeper.yaml"
     broken.write_text("sources: [")
-    with pytest.raises(ValueError, match="is not YAML"):
+    with pytest.raises(ApplicationError, match="not YAML"):
         init_secrets(tmp_path / "secrets", application=broken)

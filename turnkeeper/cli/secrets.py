@@ -5,13 +5,13 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import yaml
 
+from libs.contracts.application import ApplicationError, Hmac, StandardWebhooks, load_application
 from libs.contracts.keys import SERVICES, acl_rules
 from libs.contracts.topology import BROKER_USERS, definitions
 
@@ -33,7 +33,7 @@ def init_secrets(
     running this again after an upgrade brings new users and queues and changes no password. `application` names the
     `turnkeeper.yaml` whose webhook secrets (`env:NAME`) are made too, as files `name`. The folder is open to its owner
     alone; the files in it can be read by any user, since each is mounted singly into containers that run under
-    another user id. Raises OSError if the folder cannot be written, ValueError if `application` cannot be read.
+    another user id. Raises OSError if the folder cannot be written, ApplicationError if `application` has faults.
     """
     directory.mkdir(parents=True, exist_ok=True)
     directory.chmod(0o700)
@@ -41,7 +41,7 @@ def init_secrets(
     values = {name: _keep_or_make(directory / name, make, force) for name, make in makers.items()}
     operator = hashlib.sha256(values["operator_token"].encode()).hexdigest()
     rendered = {
-        "operator_tokens": json.dumps([{"name": "operator", "sha256": operator, "scopes": ["*"]}]),
+        "operator_tokens": f"operator:*:{operator}",
         "redis.acl": _render_acl(values, namespace),
         "definitions.json": _render_definitions(values, namespace, partitions),
     }
@@ -72,27 +72,22 @@ def _standard_webhooks_secret() -> str:
     return "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
+def _hmac_secret() -> str:
+    # hex reads the same as text, base64 and hex: whatever encoding the application configures
+    return secrets.token_hex(32)
+
+
 def _webhook_makers(application: Path | None) -> dict[str, Callable[[], str]]:
+    """A maker for each secret that the sources of an application name as `env:NAME`, by file name."""
     if application is None:
         return {}
-    try:
-        document = yaml.safe_load(application.read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"{application} is not YAML: {error}") from error
     makers: dict[str, Callable[[], str]] = {}
-    for scheme, name in _webhook_secrets(document):
-        makers[name.lower()] = _standard_webhooks_secret if scheme == "standard-webhooks" else _password
+    for source in load_application(application).sources.values():
+        if isinstance(source.verify, StandardWebhooks | Hmac):
+            make = _standard_webhooks_secret if isinstance(source.verify, StandardWebhooks) else _hmac_secret
+            names = (name for kind, _, name in (ref.partition(":") for ref in source.verify.secrets) if kind == "env")
+            makers |= {name.lower(): make for name in names}
     return makers
-
-
-def _webhook_secrets(document: Any) -> Iterable[tuple[str, str]]:
-    """(scheme, environment name) of each secret that the sources of an application name as `env:NAME`."""
-    sources = document.get("sources") if isinstance(document, dict) else None
-    for source in (sources or {}).values():
-        verify = source.get("verify") or {}
-        for reference in verify.get("secrets") or ():
-            if isinstance(reference, str) and reference.startswith("env:"):
-                yield str(verify.get("scheme")), reference.removeprefix("env:")
 
 
 def _keep_or_make(path: Path, make: Callable[[], str], force: bool) -> str:
@@ -149,13 +144,13 @@ def init(
         "examples/dinner/turnkeeper.yaml"
     ),
     namespace: Annotated[str, typer.Option(envvar="TURNKEEPER_NAMESPACE")] = "",
-    partitions: Annotated[int, typer.Option(envvar="TURNKEEPER_PARTITIONS", min=1, max=256)] = 16,
+    partitions: Annotated[int, typer.Option(envvar="TURNKEEPER_PARTITIONS", min=1, max=100)] = 16,
     force: Annotated[bool, typer.Option(help="Make new secrets even where there are some.")] = False,
 ) -> None:
     """Write random secrets as files, and the Redis and RabbitMQ user files that are rendered from them."""
     try:
         files = init_secrets(directory, force, application=config, namespace=namespace, partitions=partitions)
-    except (OSError, ValueError) as error:
+    except (OSError, ApplicationError) as error:
         typer.echo(f"secrets: {error}", err=True)
         raise typer.Exit(1) from error
     typer.echo(f"{len(files)} files in {directory}: next, docker compose up --build --wait")
