@@ -1,11 +1,11 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2034  # what is set here is read by the scripts that source this file
 # Shared by the scripts of this folder: messages, the state folder, and the distribution's own mirror.
 
 STATE="${TURNKEEPER_OFFLINE_STATE:-${XDG_CACHE_HOME:-$HOME/.cache}/turnkeeper/offline}"
 RELEASE="${TURNKEEPER_OFFLINE_RELEASE:-trixie}"
 DEBIAN_KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 # What a stand-in was built from is written on it under this label, so that a changed recipe is noticed.
-# shellcheck disable=SC2034  # read by the scripts that source this file
 RECIPE_LABEL=io.turnkeeper.recipe
 
 say() { printf 'offline: %s\n' "$*" >&2; }
