@@ -23,6 +23,8 @@ class IssueAction(Message):
     turn: Slug
     steps: tuple[Step, ...]
     seals: tuple[Seal, ...]
+    note: str = ""
+    """The planner's own words. Never shown: only the lab switch `question_by_note` puts them into the question."""
 
 
 class CancelAction(Message):

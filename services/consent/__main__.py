@@ -1,0 +1,5 @@
+"""`python -m services.consent`."""
+
+from services.consent.main import main
+
+main()

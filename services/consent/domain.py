@@ -1,0 +1,271 @@
+"""What may be asked, and what a decision means. Pure: no clock, no store, no broker."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jsonschema_rs
+
+from libs.contracts.application import Application, Tool
+from libs.contracts.canonical import JSON, digest, digest_bytes
+from libs.contracts.consent import DecideByText, IssueAction, Verdict
+from libs.contracts.ids import derive_id
+from libs.contracts.origin import Origin, Seal, SealKeys, seal_is_valid
+from libs.contracts.reasons import DecisionOutcome
+from libs.contracts.session import Step
+from libs.contracts.templates import TemplateError, evaluate
+from services.consent import render
+
+MAX_QUESTION = 32_768
+"""Characters. What nobody can read is not asked; 300 recipients and a long message fit many times."""
+_BY_TEXT = re.compile(r"(yes|no) (A[1-9][0-9]{0,9})")
+
+
+@dataclass(frozen=True)
+class Record:
+    """An action as it is stored. Times in milliseconds (Unix), store time; 0 and "" where it did not come to that."""
+
+    session: str
+    action: str
+    state: str
+    steps: tuple[Step, ...]
+    question: str
+    question_digest: str
+    approver: str
+    source: str
+    turn: str
+    asked_at: int
+    expires_at: int
+    decided_at: int = 0
+    decided_by: str = ""
+    lapses_at: int = 0
+    closed_at: int = 0
+    closed_as: str = ""
+    reason: str = ""
+    spent: tuple[int, ...] = ()
+    depth: int = 0
+    trace: str = ""
+    correlation: str = ""
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What is put before the approver: everything that is stored of it, and so everything that may run."""
+
+    action: str
+    turn: str
+    steps: tuple[Step, ...]
+    question: str
+    source: str
+    approver: str
+    expires_at: int
+
+    @property
+    def question_digest(self) -> str:
+        """SHA-256 (hex) of the question's text: what a decision must name."""
+        return digest_bytes(self.question.encode())
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why something is not asked, for the timeline. Holds no text of arguments or events."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the application and this deployment say about asking."""
+
+    application: Application
+    keys: SealKeys = field(repr=False)
+    question_by_note: bool = False
+    """Lab: the question is the planner's own note. Shows why a runtime must word it itself."""
+
+    @property
+    def ttl_ms(self) -> int:
+        """Time to answer, and life of a grant after acceptance, in milliseconds."""
+        return round(self.application.session.action_ttl * 1000)
+
+    @property
+    def open_questions(self) -> int:
+        """Most open questions of one asking source in one session."""
+        return self.application.session.caps.open_questions
+
+    @cached_property
+    def validators(self) -> Mapping[str, Any]:
+        """Tool → validator of its arguments."""
+        return {name: jsonschema_rs.validator_for(tool.args) for name, tool in self.application.tools.items()}
+
+
+def ask(rules: Rules, message: IssueAction, session: str, owner: str, now: int) -> Asking | Refusal:
+    """The question to ask the session's owner, or why it is not asked. `now` in milliseconds, store time."""
+    if fault := seals_fault(rules.keys, message.seals, session) or _steps_fault(rules, message.steps):
+        return Refusal(fault)
+    try:
+        steps = tuple(_as_owner(rules.application, step, owner) for step in message.steps)
+    except TemplateError:
+        return Refusal("an identity argument cannot be filled in")
+    origin = message.seals[0].origin
+    text = _question(rules, message, steps, origin)
+    if len(text) > MAX_QUESTION:
+        return Refusal("the question would be too long to read")
+    return Asking(message.action, message.turn, steps, text, origin.source, owner, now + rules.ttl_ms)
+
+
+def seals_fault(keys: SealKeys, seals: Sequence[Seal], session: str) -> str | None:
+    """Why these seals do not say who asks in this session, or None."""
+    if not seals:
+        return "no seal says who asks"
+    if not all(seal_is_valid(keys, seal) for seal in seals):
+        return "a seal is not valid"
+    if any(seal.session != session for seal in seals):
+        return "a seal is of another session"
+    if not all(seal.origin.same_as(seals[0].origin) for seal in seals):
+        return "the seals are of different origins"
+    return None
+
+
+def _steps_fault(rules: Rules, steps: Sequence[Step]) -> str | None:
+    if not steps:
+        return "there is no step to ask about"
+    if len(steps) > rules.application.session.caps.steps:
+        return "there are too many steps"
+    for number, step in enumerate(steps, start=1):
+        if step.tool not in rules.application.tools:
+            return f"step {number}: there is no tool {step.tool}"
+        # The first fault by its place only: its text would quote the argument.
+        for fault in rules.validators[step.tool].iter_errors(step.args):
+            place = ".".join(str(part) for part in fault.instance_path) or "arguments"
+            return f"step {number}: {render.visible(place[:80])} does not fit the schema of {step.tool}"
+    return None
+
+
+def _as_owner(application: Application, step: Step, owner: str) -> Step:
+    """The step with the identity that it would run with: the door overwrites these arguments, so they are shown so."""
+    identity = application.tools[step.tool].identity
+    if not identity:
+        return step
+    context = {"origin": decider(application, owner).model_dump(), "owner": owner}
+    filled = {name: evaluate(template, context) for name, template in identity.items()}
+    return Step(tool=step.tool, args={**step.args, **filled})
+
+
+def _question(rules: Rules, message: IssueAction, steps: Sequence[Step], origin: Origin) -> str:
+    tools: Mapping[str, Tool] = rules.application.tools
+    asked_by = None if origin.kind == "user" else origin.source
+    if not rules.question_by_note:
+        return render.question(message.action, steps, tools, asked_by=asked_by, ttl_ms=rules.ttl_ms)
+    if message.note:
+        note = render.visible(message.note)
+        return "lab: " + render.frame(message.action, note, asked_by=asked_by, ttl_ms=rules.ttl_ms)
+    return "lab: " + render.question(message.action, steps, tools, asked_by=asked_by, ttl_ms=rules.ttl_ms)
+
+
+def fingerprint(message: IssueAction) -> str:
+    """What makes two messages about one action id the same question: turn, steps, and the inputs that ask."""
+    return digest(
+        {
+            "turn": message.turn,
+            "steps": [step.model_dump() for step in message.steps],
+            "inputs": [seal.input for seal in message.seals],
+            "note": message.note,
+        }
+    )
+
+
+def read_decision(text: str) -> tuple[Verdict, str] | None:
+    """`yes A1` and `no A1`, exactly, and nothing else (design §3.3). No other text ever decides (G3)."""
+    match = _BY_TEXT.fullmatch(text)
+    if match is None:
+        return None
+    return ("accept" if match[1] == "yes" else "decline"), match[2]
+
+
+def text_fault(keys: SealKeys, message: DecideByText, session: str) -> str | None:
+    """Why this text is not the sealed word of a user of this session, or None."""
+    if not seal_is_valid(keys, message.seal) or message.seal.session != session:
+        return "seal"
+    if message.seal.origin.kind != "user":
+        return "not_a_user"
+    if digest({"text": message.text}) != message.seal.digest:
+        return "other_text"
+    return None
+
+
+def decider(application: Application, user: str) -> Origin:
+    """The origin of what a signed-in user decides."""
+    return Origin(kind="user", source=application.user_source, principal=user, verified="user-token")
+
+
+def decision_input_id(session: str, action: str) -> str:
+    """An action is decided at most once, so its decision's input id is derived from it alone (G2)."""
+    return derive_id("decision", session, action)
+
+
+def decision_data(action: str, verdict: Verdict) -> dict[str, JSON]:
+    """What the session is told of a decision: an id and a word, never arguments."""
+    return {"action": action, "decision": verdict}
+
+
+STATE_AFTER: Mapping[Verdict, str] = {"accept": "accepted", "decline": "declined", "cancel": "cancelled"}
+
+
+def receipt(record: Record, verdict: Verdict, at: int) -> dict[str, JSON]:
+    """What the approver gets for their decision, and gets again each time they repeat it."""
+    return {
+        "session": record.session,
+        "action": record.action,
+        "decision": verdict,
+        "state": STATE_AFTER[verdict],
+        "by": record.approver,
+        "decided_at": at,
+        "question": record.question,
+        "question_digest": record.question_digest,
+        "input": decision_input_id(record.session, record.action),
+    }
+
+
+def view(record: Record, now: int) -> dict[str, JSON]:
+    """An action as it is shown over HTTP. `now` in milliseconds: what is past its time is shown as expired."""
+    overdue = record.state == "pending" and now > record.expires_at
+    shown: dict[str, JSON] = {
+        "action": record.action,
+        "session": record.session,
+        "state": "expired" if overdue else record.state,
+        "question": record.question,
+        "question_digest": record.question_digest,
+        "approver": record.approver,
+        "source": record.source,
+        "turn": record.turn,
+        "steps": [step.model_dump() for step in record.steps],
+        "asked_at": record.asked_at,
+        "expires_at": record.expires_at,
+    }
+    if record.decided_at:
+        shown |= {"decided_at": record.decided_at, "decided_by": record.decided_by}
+    if record.closed_as and record.reason:
+        shown["reason"] = record.reason
+    if record.state == "accepted":
+        left = len(record.spent) < len(record.steps)
+        lapsed = left and (record.closed_as == "lapsed" or now > record.lapses_at)
+        shown["grant"] = {"lapses_at": record.lapses_at, "spent": list(record.spent), "lapsed": lapsed}
+    return shown
+
+
+_WHY: Mapping[DecisionOutcome, str] = {
+    "expired": "the time to decide is over",
+    "superseded": "a newer question took its place",
+    "decided_otherwise": "it was decided before",
+    "cancelled": "the agent no longer asks",
+    "no_such_action": "there is no such open question",
+    "wrong_question": "the question is another one by now",
+    "wrong_person": "somebody else is asked",
+}
+
+
+def refusal_text(action: str, outcome: DecisionOutcome) -> str:
+    """One sentence for people about a decision that was not taken."""
+    return f"{action} was not decided: {_WHY.get(outcome, outcome)}. Nothing was done."

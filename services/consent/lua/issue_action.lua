@@ -1,0 +1,68 @@
+-- Open a question, or record that it is not asked.
+-- KEYS     1 action  2 actions  3 open  4 expiry  5 number  6 outbox messages  7 outbox due
+-- ARGV     1 action id  2 member of the expiry index (session:action)  3 now (ms)  4 attempt token
+--          5 fingerprint of what is asked  6 asking source  7 most open questions of one source
+--          8 expires at (ms)  9 time to keep after that (ms)  10 why it is not asked, empty when it may be
+--          11 field count, then pairs (field, value); after them outbox count and pairs for the asked question,
+--          outbox count and pairs for the refusal (sent instead when the cap is reached or 10 is given)
+-- RETURNS  {"asked"} {"not_asked", reason} by this attempt
+--          {"repeated"} issued before with the same content; {"other"} with other content; {"closed"} cancelled first
+-- INVARIANT an action id has one content for ever, and a source never has more open questions than its cap.
+-- Atomic: two replicas may issue at once; the cap, the record and its messages must be decided on one state.
+--@include now
+--@include outbox
+local function pairs_end(first)
+  return first + 1 + 2 * tonumber(ARGV[first])
+end
+
+local asked_group = pairs_end(11)
+local refused_group = pairs_end(asked_group)
+local now = store_now(ARGV[3])
+
+local known = redis.call('HMGET', KEYS[1], 'fingerprint', 'token', 'issued', 'reason', 'state')
+if known[1] then
+  if known[1] ~= ARGV[5] then return {'other'} end
+  if known[2] ~= ARGV[4] then return {'repeated'} end
+  if known[3] == 'asked' then return {'asked'} end
+  return {'not_asked', known[4]}
+end
+if known[5] then return {'closed'} end
+
+local function open_of_source(source)
+  local count = 0
+  local rows = redis.call('HGETALL', KEYS[3])
+  for i = 1, #rows, 2 do
+    local deadline, asking = string.match(rows[i + 1], '^(%d+) (.*)$')
+    -- What is past its deadline is no longer open, whether or not a sweeper has come by.
+    if asking == source and tonumber(deadline) >= now then count = count + 1 end
+  end
+  return count
+end
+
+local reason = ARGV[10]
+if reason == '' and open_of_source(ARGV[6]) >= tonumber(ARGV[7]) then
+  reason = 'too many open questions'
+end
+
+redis.call('HSET', KEYS[1], 'fingerprint', ARGV[5], 'token', ARGV[4])
+if reason ~= '' then
+  redis.call('HSET', KEYS[1], 'state', 'not_asked', 'issued', 'not_asked', 'reason', reason)
+  redis.call('PEXPIRE', KEYS[1], ARGV[9])
+  outbox_add(KEYS[6], KEYS[7], now, refused_group)
+  return {'not_asked', reason}
+end
+
+for i = 0, tonumber(ARGV[11]) - 1 do
+  redis.call('HSET', KEYS[1], ARGV[12 + 2 * i], ARGV[13 + 2 * i])
+end
+redis.call('HSET', KEYS[1], 'state', 'pending', 'issued', 'asked', 'expires_at', ARGV[8],
+  'asked_number', redis.call('GET', KEYS[5]) or '0')
+redis.call('PEXPIREAT', KEYS[1], tonumber(ARGV[8]) + tonumber(ARGV[9]))
+redis.call('ZADD', KEYS[2], now, ARGV[1])
+redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -201)
+redis.call('PEXPIRE', KEYS[2], ARGV[9])
+redis.call('HSET', KEYS[3], ARGV[1], ARGV[8] .. ' ' .. ARGV[6])
+redis.call('PEXPIRE', KEYS[3], ARGV[9])
+redis.call('ZADD', KEYS[4], ARGV[8], ARGV[2])
+outbox_add(KEYS[6], KEYS[7], now, asked_group)
+return {'asked'}
