@@ -41,6 +41,8 @@ FAMILIES: tuple[Family, ...] = (
            ("ingress",), ("ingress",), "emptied by relay", "90 an entry"),
     Family("quarantine", "i", "second bodies and misfits, newest 1,000 a tag, ten an id", "hash",
            ("ingress",), ("ingress",), "window", "size of the event"),
+    Family("quarantineindex", "i", "quarantined bodies by time", "sorted set",
+           ("ingress",), ("ingress",), "trimmed to the newest 1,000 a tag", "110 an entry"),
     Family("subject", "s", "subject → session and operation, written once", "string",
            ("ingress",), ("ingress",), "subject_ttl, 90 days", "180 each"),
     Family("held", "s", "events whose subject is not registered yet", "hash",
@@ -214,6 +216,7 @@ def acl_rules(service: Service, namespace: str = "") -> list[str]:
 
 _BARE: Sequence[str] = (
     "admitted",
+    "quarantineindex",
     "heldindex",
     "waitingindex",
     "deadline",

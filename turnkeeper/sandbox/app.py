@@ -85,7 +85,7 @@ class Sandbox:
             return _problem(400, "where is a JSON object")
         found = self._world.find(collection, where)
         await self._log.settled()
-        return _answer(200, {"records": found})
+        return _answer(200, {"result": {"records": found}})
 
     async def _commit(self, request: Request) -> Response:
         known = self._world.known(request.key)

@@ -1,0 +1,5 @@
+"""`python -m services.tools`."""
+
+from services.tools.main import main
+
+main()

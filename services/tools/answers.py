@@ -1,0 +1,110 @@
+"""The messages that tell of an operation. What is told was stored before, or is stored with them (G8)."""
+
+from collections.abc import Mapping
+
+import structlog
+
+from libs.contracts.canonical import JSON
+from libs.contracts.envelope import Message
+from libs.contracts.ids import is_text_id
+from libs.contracts.ingress import RegisterSubject
+from libs.contracts.origin import SealKeys, attest
+from libs.contracts.reasons import OperationState
+from libs.contracts.session import Notice
+from libs.contracts.templates import TemplateError, render
+from libs.contracts.tools import StepFinished
+from libs.runtime.composer import Composer
+from libs.runtime.publisher import Outgoing
+from services.tools.domain import Catalogue
+from services.tools.ports import Known, Told, Work
+
+log = structlog.get_logger(__name__)
+
+LAB_MARK = "lab"
+
+
+class Answers:
+    """Composes answers with stable ids: the same outcome of the same attempt has the same message (G2)."""
+
+    def __init__(self, composer: Composer, catalogue: Catalogue, keys: SealKeys) -> None:
+        self._composer = composer
+        self._catalogue = catalogue
+        self._keys = keys
+
+    def outcome(
+        self, work: Work, state: OperationState, result: JSON, reason: str, now: int
+    ) -> tuple[str, list[Outgoing]]:
+        """The reason as it is told, and an outcome's messages: to the session, to applications, and the subject
+        that a committed operation registers."""
+        reason = _marked(work.context, reason)
+        finished = StepFinished(operation=work.operation, key=work.key, state=state, result=result, reason=reason)
+        parts = (work.key, work.attempt, state)
+        messages = [
+            self._compose(finished, work.session, parts, work.context, now),
+            self._compose(_notice(work.operation, work.tool, state, reason), work.session, parts, work.context, now),
+        ]
+        subject = self._subject(work, result) if state == "committed" else None
+        if subject is not None:
+            attestation = attest(self._keys, "subject", subject, work.session, work.operation)
+            message = RegisterSubject(subject=subject, operation=work.operation, attestation=attestation)
+            messages.append(self._compose(message, work.session, (subject, work.operation), work.context, now))
+        return reason, messages
+
+    def resolved(
+        self, session: str, key: str, fields: Mapping[str, str], state: OperationState, note: str, told: Told, now: int
+    ) -> list[Outgoing]:
+        """The messages of an operator's word."""
+        operation, tool = fields["id"], fields.get("tool", "")
+        finished = StepFinished(operation=operation, key=key, state=state, reason=note)
+        parts = (key, fields.get("attempt", "0"), state)
+        return [
+            self._compose(finished, session, parts, told, now),
+            self._compose(_notice(operation, tool, state, note), session, parts, told, now),
+        ]
+
+    def known(self, operation: str, key: str, session: str, known: Known, told: Told, now: int) -> Outgoing:
+        """A stored answer. To the very call that it answered it is the same message again, else marked a replay."""
+        same = known.call == told.call
+        finished = StepFinished(
+            operation=operation, key=key, state=known.state, result=known.result, reason=known.reason,
+            replay=not same,
+        )  # fmt: skip
+        parts = (key, known.attempt, known.state) if same else ("replay", told.call, known.state)
+        return self._compose(finished, session, parts, told, now)
+
+    def turned(
+        self, operation: str, key: str, session: str, state: OperationState, reason: str, told: Told, now: int
+    ) -> Outgoing:
+        """What the door says when nothing was claimed."""
+        finished = StepFinished(operation=operation, key=key, state=state, reason=_marked(told, reason))
+        return self._compose(finished, session, ("door", told.call, state), told, now)
+
+    def _subject(self, work: Work, result: JSON) -> str | None:
+        tool = self._catalogue.tool(work.tool)
+        if tool is None or tool.registers is None:
+            return None
+        try:
+            subject = render(tool.registers, {**work.args, "result": result})
+        except TemplateError as error:
+            log.error("subject.not_registered", tool=work.tool, operation=work.operation, error=str(error))
+            return None
+        if not is_text_id(subject):
+            log.error("subject.not_registered", tool=work.tool, operation=work.operation, error="not a subject")
+            return None
+        return subject
+
+    def _compose(self, message: Message, session: str, parts: tuple[object, ...], told: Told, now: int) -> Outgoing:
+        return self._composer.compose(
+            message, session=session, id_parts=parts, cause=told.call, correlation=told.correlation,
+            depth=told.depth, trace=told.trace, now=now,
+        )  # fmt: skip
+
+
+def _notice(operation: str, tool: str, state: OperationState, reason: str) -> Notice:
+    text = f"{operation} {tool} {state}" + (f": {reason}" if reason else "")
+    data: dict[str, JSON] = {"operation": operation, "tool": tool, "state": state, "reason": reason}
+    return Notice(topic="operation", text=text, data=data)
+
+
+def _marked(told: Told, reason: str) -> str:
+    return f"{LAB_MARK}: {reason or 'authority_by_role'}" if told.lab else reason

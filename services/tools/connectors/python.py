@@ -1,0 +1,80 @@
+"""A tool that is a Python function."""
+
+import asyncio
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import structlog
+
+from libs.contracts.canonical import canonical
+from libs.contracts.errors import ContractError
+from services.tools.domain import Committed, Failed, Outcome, Refused, Unknown
+from services.tools.ports import Call
+
+log = structlog.get_logger(__name__)
+
+KEY_PARAMETER = "idempotency_key"
+_THREADS = 32
+
+
+def load_function(reference: str) -> Callable[..., Any]:
+    """The function behind `module:name`. Raises ValueError, saying what is missing."""
+    module, _, name = reference.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"cannot load {reference}: {error}") from error
+    if not callable(found):
+        raise ValueError(f"{reference} is not a function")
+    return found  # type: ignore[no-any-return]
+
+
+class PythonConnector:
+    """Calls a function with the arguments as keywords, in a thread unless it is a coroutine function.
+
+    The function gets the destination's key if it has a parameter `idempotency_key`. What it returns, a JSON value, is
+    the result; it may also return `Refused(reason)` or `Failed(reason)`. An exception says nothing about what it had
+    done by then, so it is unknown.
+    """
+
+    _threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tool")
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._signature = inspect.signature(function)
+        self._wants_key = KEY_PARAMETER in self._signature.parameters
+
+    async def run(self, call: Call) -> Outcome:
+        """Call it once."""
+        keywords = {**call.args, KEY_PARAMETER: call.key} if self._wants_key else dict(call.args)
+        try:
+            self._signature.bind(**keywords)
+        except TypeError as error:
+            return Failed(f"the function does not take these arguments: {error}")
+        try:
+            return _outcome(await self._called(keywords), call.tool)
+        except Exception as error:
+            log.warning("function.raised", tool=call.tool, operation=call.operation, error=repr(error)[:300])
+            return Unknown(f"the function raised {type(error).__name__}")
+
+    async def _called(self, keywords: dict[str, Any]) -> Any:
+        if inspect.iscoroutinefunction(self._function):
+            return await self._function(**keywords)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, functools.partial(self._function, **keywords))
+
+
+def _outcome(value: Any, tool: str) -> Outcome:
+    if isinstance(value, Committed | Refused | Failed | Unknown):
+        return value
+    try:
+        canonical(value)
+    except ContractError as error:
+        # It ran: only its answer cannot be kept.
+        log.error("result.not_json", tool=tool, error=str(error))
+        return Committed(None)
+    return Committed(value)

@@ -1,0 +1,246 @@
+"""What the door judges, as pure functions: who may do what, and what becomes of a key that is held."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import jsonschema_rs
+
+from libs.contracts.application import Application, Gate, Tool
+from libs.contracts.canonical import JSON, digest
+from libs.contracts.ids import derive_id
+from libs.contracts.origin import Origin, OriginKind, Seal, SealKeys, seal_is_valid
+from libs.contracts.session import Step
+from libs.contracts.templates import TemplateError, fill
+from libs.contracts.tools import RunStep, action_key
+
+SEAL_AGE_MS = 24 * 3_600_000
+"""A seal gives no authority when it is older (design §3.4)."""
+MAX_SEALS = 64
+_SHOWN = 160
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The destination did it. `result` is its answer."""
+
+    result: JSON = None
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The world's rules say no: nothing was done, and asking again changes nothing."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Ours, and provably before anything was sent: the key is released."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """It was sent, or may have been, and no answer came."""
+
+    reason: str
+
+
+Outcome = Committed | Refused | Failed | Unknown
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """The door says no before anything runs. `reason` is for planner, user and log."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Action:
+    """What the door reads of an action's record. Whether it is still granted is asked again in the claiming script."""
+
+    id: str
+    steps: tuple[Step, ...]
+    approver: str
+    input: str
+    """Id of the decision input: the one whose seal a call for this action must carry."""
+
+
+@dataclass(frozen=True)
+class Authority:
+    """Who a call speaks for, from its seals alone."""
+
+    origin: Origin
+    inputs: tuple[tuple[str, int], ...]
+    """(input id, accepted at in ms) of each seal."""
+
+    @property
+    def until(self) -> int:
+        """Milliseconds (Unix) until which its oldest seal counts."""
+        return min(at for _, at in self.inputs) + SEAL_AGE_MS
+
+    @property
+    def principal(self) -> str:
+        """The origin as one text, for bindings."""
+        return f"{self.origin.kind} {self.origin.source} {self.origin.principal}"
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A step that may be claimed."""
+
+    tool: str
+    args: Mapping[str, JSON]
+    """As they are sent, identity overwritten."""
+    fingerprint: str
+    """Of tool and arguments as they were called: what a key may never be used for otherwise."""
+    authority: Authority
+    not_after: int
+    action: Action | None = None
+    step: int = 0
+    lab: bool = False
+    """Only a lab switch let it pass."""
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """The application's tools with their compiled schemas."""
+
+    application: Application
+    schemas: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def of(cls, application: Application) -> "Catalogue":
+        """Compile each tool's schema once."""
+        return cls(application, {name: jsonschema_rs.validator_for(t.args) for name, t in application.tools.items()})
+
+    def tool(self, name: str) -> Tool | None:
+        """The tool of that name, or None."""
+        return self.application.tools.get(name)
+
+    def faults(self, name: str, args: Mapping[str, JSON]) -> list[str]:
+        """What is wrong with a tool's arguments, each by path."""
+        found = []
+        for error in self.schemas[name].iter_errors(args):
+            path = ".".join(str(part) for part in error.instance_path) or "arguments"
+            found.append(f"{path}: {error.message[:_SHOWN]}")
+        return found
+
+    def wants_owner(self, name: str) -> bool:
+        """Whether the tool's identity arguments name the session's owner."""
+        tool = self.tool(name)
+        return tool is not None and any("owner" in template for template in tool.identity.values())
+
+
+def authority(seals: Sequence[Seal], session: str, keys: SealKeys) -> Authority | Rejection:
+    """Whom the seals speak for: each is ours, of this session, and all of one principal (design §3.4, G3)."""
+    if not seals or len(seals) > MAX_SEALS:
+        return Rejection(f"a step needs between 1 and {MAX_SEALS} seals")
+    for seal in seals:
+        if not seal_is_valid(keys, seal):
+            return Rejection("a seal is not ours")
+        if seal.session != session:
+            return Rejection("a seal is of another session")
+        if not seal.origin.same_as(seals[0].origin):
+            return Rejection("the seals are of more than one principal")
+    inputs = tuple(dict.fromkeys((seal.input, seal.accepted_at) for seal in seals))
+    if len({name for name, _ in inputs}) != len(inputs):
+        return Rejection("an input is named twice")
+    return Authority(seals[0].origin, inputs)
+
+
+def permission(gate: Gate, kind: OriginKind, tool: str) -> Rejection | None:
+    """Whether a free step of this origin passes the tool's gate. Other steps need an accepted action."""
+    match gate:
+        case "never":
+            return None
+        # `unless-user-alone` also asks where non-user data was in view: that is the planner's view, which the
+        # session judges; what reaches the door from a user's turn has passed there.
+        case "unless-user" | "unless-user-alone":
+            return (
+                None
+                if kind == "user"
+                else Rejection(f"not permitted for a turn of origin {kind}: {tool} needs an approval")
+            )
+        case "always":
+            return Rejection(f"not permitted: {tool} always needs an approval")
+
+
+def admit(
+    call: RunStep,
+    session: str,
+    catalogue: Catalogue,
+    keys: SealKeys,
+    *,
+    action: Action | None,
+    owner: str = "",
+    everybody_is_user: bool = False,
+) -> Admitted | Rejection:
+    """Everything that is judged before the key is looked at, in the door's order (design §3.4).
+
+    `action` is the record that the call names, or None. `everybody_is_user` is the lab switch `authority_by_role`.
+    """
+    who = authority(call.seals, session, keys)
+    if isinstance(who, Rejection):
+        return who
+    step = _granted(call, who, action) if call.action else Step(tool=call.tool, args=call.args)
+    if isinstance(step, Rejection):
+        return step
+    tool = catalogue.tool(step.tool)
+    if tool is None:
+        return Rejection(f"there is no tool {step.tool}")
+    if faults := catalogue.faults(step.tool, step.args):
+        return Rejection("; ".join(faults))
+    denied = None if call.action else permission(tool.gate, who.origin.kind, step.tool)
+    if denied is not None and not everybody_is_user:
+        return denied
+    args = _with_identity(tool, step.args, who.origin, owner)
+    if isinstance(args, Rejection):
+        return args
+    fingerprint = digest([step.tool, step.args])
+    not_after = min(call.not_after, who.until)
+    return Admitted(step.tool, args, fingerprint, who, not_after, action, call.step, lab=denied is not None)
+
+
+def _granted(call: RunStep, who: Authority, action: Action | None) -> Step | Rejection:
+    """The stored step that was approved. Nothing of it is taken from the call (G6)."""
+    if action is None:
+        return Rejection(f"there is no action {call.action}")
+    if not 0 <= call.step < len(action.steps):
+        return Rejection(f"{action.id} has no step {call.step}")
+    if call.key != action_key(action.id, call.step):
+        return Rejection("the key is not that of the action's step")
+    if who.origin.kind != "user" or who.origin.principal != action.approver:
+        return Rejection(f"{action.id} was not accepted by its approver")
+    if [name for name, _ in who.inputs] != [action.input]:
+        return Rejection(f"the seal is not that of the decision on {action.id}")
+    return action.steps[call.step]
+
+
+def _with_identity(tool: Tool, args: Mapping[str, JSON], origin: Origin, owner: str) -> Mapping[str, JSON] | Rejection:
+    """Arguments that name who acts are overwritten, never merely filled in."""
+    try:
+        return {**args, **fill(dict(tool.identity), {"origin": origin.model_dump(), "owner": owner})}
+    except TemplateError as error:
+        return Rejection(f"identity: {error}")
+
+
+def after_holder(tool: Tool | None, claimed_at: int, now: int) -> Literal["send", "unknown"]:
+    """What becomes of a claimed operation whose holder is gone: it may have been sent (design §3.4, G4).
+
+    Sent again with the same key while the destination honours it, or where nothing can happen twice.
+    """
+    if tool is None:
+        return "unknown"
+    if tool.effect in ("none", "read"):
+        return "send"
+    honoured = tool.keyed is not None and now < claimed_at + tool.keyed.for_ * 1000
+    return "send" if honoured else "unknown"
+
+
+def destination_key(namespace: str, session: str, key: str) -> str:
+    """The idempotency key that the destination sees: ours alone, also where deployments share a destination."""
+    return derive_id("destination", namespace, session, key)

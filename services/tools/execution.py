@@ -1,0 +1,151 @@
+"""Run a claimed operation and record what became of it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+import structlog
+
+from libs.contracts.canonical import JSON
+from libs.contracts.errors import StoreAway
+from libs.contracts.reasons import OperationState
+from libs.runtime.clock import Clock
+from services.tools.answers import Answers
+from services.tools.domain import (
+    Catalogue,
+    Committed,
+    Failed,
+    Outcome,
+    Refused,
+    Unknown,
+    after_holder,
+    destination_key,
+)
+from services.tools.metrics import ToolMetrics
+from services.tools.ports import Call, Connector, Ledger, Work
+
+log = structlog.get_logger(__name__)
+
+
+class Executor:
+    """What happens between claim and answer. Knows which operations this process holds."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        ledger: Ledger,
+        connectors: Mapping[str, Connector],
+        answers: Answers,
+        metrics: ToolMetrics,
+        *,
+        clock: Clock,
+        namespace: str,
+        lease_grace_ms: int,
+        store_back: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._catalogue = catalogue
+        self._ledger = ledger
+        self._connectors = connectors
+        self._answers = answers
+        self._metrics = metrics
+        self._clock = clock
+        self._namespace = namespace
+        self._grace = lease_grace_ms
+        self._store_back = store_back
+        self._begun: set[str] = set()
+        self.holding: set[str] = set()
+        """Members that this process is at work on."""
+
+    def lease_ms(self, tool: str) -> int:
+        """How long a holder of this tool may be silent: its timeout and a grace for recording."""
+        known = self._catalogue.tool(tool)
+        return round((known.connector.timeout if known else 0) * 1000) + self._grace
+
+    async def run(self, work: Work) -> OperationState:
+        """Run what was just claimed. The state that stands afterwards."""
+        if work.owner in self._begun:
+            # A call of ours was ended between claim and record: whether it had sent is not known here.
+            return await self.run_again(work)
+        return await self._run(work)
+
+    async def run_again(self, work: Work) -> OperationState:
+        """Go on where a holder stopped: sent again with the same key, or unknown."""
+        if after_holder(self._catalogue.tool(work.tool), work.claimed_at, work.now) == "send":
+            log.info("operation.sent_again", session=work.session, operation=work.operation, tool=work.tool)
+            return await self._run(work)
+        return await self._record(work, Unknown("whoever ran it is gone, and it may have been sent"))
+
+    async def take_over(self, session: str, key: str, *, tool: str = "", gone: str = "") -> OperationState | None:
+        """Take a pending operation from a holder that is gone and finish it; None if its holder may be alive."""
+        taken = await self._ledger.take_over(
+            session, key, gone=gone, lease_ms=self.lease_ms(tool), now=self._clock.now_ms()
+        )
+        match taken:
+            case Work():
+                return await self.run_again(taken)
+            case str():
+                return taken
+            case _:
+                return None
+
+    async def _run(self, work: Work) -> OperationState:
+        self._begun.add(work.owner)
+        self.holding.add(work.member)
+        try:
+            state = await self._record(work, await self._call(work))
+        finally:
+            self.holding.discard(work.member)
+        self._begun.discard(work.owner)
+        return state
+
+    async def _call(self, work: Work) -> Outcome:
+        tool, connector = self._catalogue.tool(work.tool), self._connectors.get(work.tool)
+        if tool is None or connector is None:
+            return Failed(f"there is no tool {work.tool}")
+        timeout = tool.connector.timeout
+        key = destination_key(self._namespace, work.session, work.key)
+        call = Call(work.session, work.operation, work.tool, work.args, key, timeout)
+        try:
+            async with asyncio.timeout(timeout):
+                return await connector.run(call)
+        except TimeoutError:
+            return Unknown(f"no answer within {timeout:g} s")
+        except Exception as error:
+            log.exception("connector.broke", tool=work.tool)
+            return Unknown(f"the connector broke: {type(error).__name__}")
+
+    async def _record(self, work: Work, outcome: Outcome) -> OperationState:
+        """Record until it is recorded: an outcome that only we know must not be lost to a store that is away."""
+        state, result, reason = _told(outcome)
+        now = self._clock.now_ms()
+        reason, messages = self._answers.outcome(work, state, result, reason, now)
+        while True:
+            try:
+                stands = await self._ledger.record(work, state, result, reason, messages, now)
+                break
+            except StoreAway:
+                await self._store_back()
+        if stands is not None:
+            log.warning("operation.fenced", session=work.session, operation=work.operation, ours=state, stands=stands)
+            return stands
+        self._metrics.count(work.tool, state)
+        log.info(
+            "operation.finished",
+            session=work.session,
+            operation=work.operation,
+            tool=work.tool,
+            state=state,
+            lab=work.context.lab or None,
+        )
+        return state
+
+
+def _told(outcome: Outcome) -> tuple[OperationState, JSON, str]:
+    match outcome:
+        case Committed(result):
+            return "committed", result, ""
+        case Refused(reason):
+            return "refused", None, reason
+        case Failed(reason):
+            return "failed", None, reason
+        case Unknown(reason):
+            return "unknown", None, reason

@@ -1,0 +1,113 @@
+"""Composition root of the door: alone in naming concrete classes."""
+
+import secrets
+import sys
+from collections.abc import Mapping
+
+import httpx2
+
+from libs.contracts.application import Application, load_application
+from libs.contracts.tools import RunStep, WithdrawOperation
+from libs.runtime.auth import Operators
+from libs.runtime.lifecycle import Runtime, run
+from libs.runtime.settings import SettingsError
+from services.tools.answers import Answers
+from services.tools.connectors.python import PythonConnector, load_function
+from services.tools.connectors.sandbox import SandboxConnector, sandbox_client
+from services.tools.domain import Catalogue
+from services.tools.edge import Edge, create_app
+from services.tools.execution import Executor
+from services.tools.handlers import ToolHandlers
+from services.tools.metrics import ToolMetrics
+from services.tools.ports import Connector
+from services.tools.settings import ToolsSettings
+from services.tools.store import RedisLedger
+from services.tools.sweeper import Sweeper
+
+TRIM_SECONDS = 30.0
+COUNT_SECONDS = 2.0
+PREFETCH = 256
+
+
+def connect(application: Application, client: httpx2.AsyncClient | None) -> dict[str, Connector]:
+    """Each tool's connector. Raises SettingsError with every one that cannot be built."""
+    connectors: dict[str, Connector] = {}
+    faults = []
+    for name, tool in application.tools.items():
+        if tool.connector.python is not None:
+            try:
+                connectors[name] = PythonConnector(load_function(tool.connector.python.function))
+            except ValueError as error:
+                faults.append(f"tools.{name}.connector.python: {error}")
+        if tool.connector.sandbox is not None:
+            if client is None:
+                faults.append(f"TURNKEEPER_SANDBOX_URL: tools.{name} acts in the sandbox, so say where it is")
+            else:
+                connectors[name] = SandboxConnector(client, tool.connector.sandbox)
+    if faults:
+        raise SettingsError(faults)
+    return connectors
+
+
+async def build(rt: Runtime[ToolsSettings]) -> None:
+    """Wire the door into its runtime. Raises ApplicationError or SettingsError for a wrong file or setting."""
+    settings = rt.settings
+    application = load_application(settings.config)
+    # Functions of the application lie beside its file.
+    sys.path.append(str(settings.config.resolve().parent))
+    client = sandbox_client(settings.sandbox_url) if settings.sandbox_url else None
+    if client is not None:
+        rt.on_close(client.aclose)
+    _serve(rt, application, connect(application, client))
+
+
+def _serve(rt: Runtime[ToolsSettings], application: Application, connectors: Mapping[str, Connector]) -> None:
+    settings = rt.settings
+    catalogue = Catalogue.of(application)
+    metrics = ToolMetrics(rt.registry, application.tools)
+    ledger = RedisLedger(
+        rt.store,
+        rt.keys,
+        rt.outbox,
+        replica=settings.replica,
+        incarnation=secrets.token_hex(8),
+        step_cap=application.session.caps.steps,
+    )
+    answers = Answers(rt.composer, catalogue, settings.seals)
+    executor = Executor(
+        catalogue,
+        ledger,
+        connectors,
+        answers,
+        metrics,
+        clock=rt.clock,
+        namespace=settings.namespace,
+        lease_grace_ms=round(settings.tools_lease_grace_seconds * 1000),
+        store_back=rt.store.wait_back,
+    )
+    by_role = "authority_by_role" in settings.labs
+    handlers = ToolHandlers(catalogue, ledger, executor, answers, metrics, settings.seals, everybody_is_user=by_role)
+    if by_role:
+        rt.log.warning("lab.on", switch="authority_by_role")
+    sweeper = Sweeper(ledger, executor, metrics, rt.clock)
+    rt.consume(
+        rt.topology.work_queue("tools"),
+        {RunStep: handlers.on_run_step, WithdrawOperation: handlers.on_withdraw_operation},
+        prefetch=PREFETCH,
+    )
+    rt.every(settings.tools_sweep_seconds, sweeper.take_over_ended, "leases")
+    rt.every(TRIM_SECONDS, sweeper.trim, "trim")
+    rt.every(COUNT_SECONDS, sweeper.count_unknown, "unknown")
+    rt.serve(create_app(Edge(catalogue, ledger, answers, _operators(settings), rt.clock)))
+
+
+def _operators(settings: ToolsSettings) -> Operators:
+    try:
+        return Operators.parse(settings.operator_tokens.get_secret_value())
+    except ValueError as error:
+        raise SettingsError([f"TURNKEEPER_OPERATOR_TOKENS: {error}"]) from error
+
+
+def main() -> None:
+    """Run the door until SIGTERM."""
+    run(ToolsSettings, build, service="tools")

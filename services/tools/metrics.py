@@ -1,0 +1,40 @@
+"""The door's metrics. Label sets are closed and declared at zero."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+OUTCOMES = (
+    "committed",
+    "refused",
+    "failed",
+    "unknown",
+    "replayed",
+    "conflict",
+    "withdrawn",
+    "expired",
+    "in_progress",
+    "precondition_failed",
+)
+OTHER = "other"
+"""The label of calls that name no tool of the application: their text is not ours to label with."""
+
+
+class ToolMetrics:
+    """Collectors registered with the registry given, for the tools named."""
+
+    def __init__(self, registry: CollectorRegistry, tools: Iterable[str]) -> None:
+        self._tools = frozenset(tools)
+        self._operations = Counter(
+            "turnkeeper_tools_operations", "What the door answered, by tool", ["tool", "outcome"], registry=registry
+        )
+        self.unknown = Gauge(
+            "turnkeeper_tools_unknown", "Operations whose outcome is unknown: the one to page on", registry=registry
+        )
+        for tool in (*self._tools, OTHER):
+            for outcome in OUTCOMES:
+                self._operations.labels(tool, outcome)
+
+    def count(self, tool: str, outcome: str) -> None:
+        """Count one answer."""
+        self._operations.labels(tool if tool in self._tools else OTHER, outcome).inc()

@@ -1,0 +1,43 @@
+"""Settings of the door."""
+
+from typing import Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from libs.contracts.origin import SealKeys
+from libs.runtime.settings import RuntimeSettings
+
+
+class ToolsSettings(RuntimeSettings):
+    """What the door needs beside the common settings."""
+
+    seal_keys: SecretStr = Field(description="Keys that seals are verified with, as id:base64, by commas; first signs")
+    sandbox_url: str | None = Field(None, description="The sandbox, where tools act in it, such as http://host:8090")
+    tools_lease_grace_seconds: float = Field(
+        3.0, gt=0, le=600, description="How long a holder may be silent beyond its tool's timeout before it is gone"
+    )
+    tools_sweep_seconds: float = Field(1.0, gt=0, le=60, description="How often ended leases are looked for")
+
+    @field_validator("seal_keys")
+    @classmethod
+    def _readable(cls, text: SecretStr) -> SecretStr:
+        SealKeys.parse(text.get_secret_value())
+        return text
+
+    @field_validator("sandbox_url")
+    @classmethod
+    def _http(cls, url: str | None) -> str | None:
+        if url is not None and not url.startswith(("http://", "https://")):
+            raise ValueError("not a URL of the form http://host:port")
+        return url
+
+    @model_validator(mode="after")
+    def _sweep_within_grace(self) -> Self:
+        if self.tools_sweep_seconds > self.tools_lease_grace_seconds:
+            raise ValueError("TURNKEEPER_TOOLS_SWEEP_SECONDS must not exceed TURNKEEPER_TOOLS_LEASE_GRACE_SECONDS")
+        return self
+
+    @property
+    def seals(self) -> SealKeys:
+        """The parsed seal keys."""
+        return SealKeys.parse(self.seal_keys.get_secret_value())
