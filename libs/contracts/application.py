@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -171,6 +172,13 @@ class Source(Part):
     type: Template = "{{ type | default('') }}"
     """Template over the parsed body's top level and `data`, for the event's type."""
     types: dict[str, EventType] = {}
+
+    def meaning(self, type: str) -> EventType:
+        """What a type of event means: its own entry, else the first pattern (`offer.*`) that fits, else nothing."""
+        exact = self.types.get(type)
+        if exact is not None:
+            return exact
+        return next((meaning for pattern, meaning in self.types.items() if fnmatchcase(type, pattern)), EventType())
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:

@@ -1,0 +1,143 @@
+"""What a decision puts together: a new state, lines, history, messages and outcomes. Local to one `decide`."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from libs.contracts.canonical import JSON
+from libs.contracts.envelope import Message
+from libs.contracts.reasons import EventOutcome, TimelineKind, TurnOutcome
+from libs.contracts.session import Notice, TimelineLine
+from services.session.domain.state import InputRef, SessionState
+
+
+@dataclass(frozen=True)
+class WantPlan:
+    """The planner is to be asked for the running turn; its input's body is needed."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class WantInput:
+    """The next queued input starts its turn; its body is needed."""
+
+    number: int
+
+
+Want = WantPlan | WantInput | None
+
+
+@dataclass(frozen=True)
+class Send:
+    """A message to commit, with the parts that its stable id is derived from. `depth` counts turns (loops)."""
+
+    message: Message
+    id_parts: tuple[object, ...]
+    depth: int = 0
+
+
+@dataclass(frozen=True)
+class TurnEnd:
+    """For the metrics: which kind of origin, how it ended, how long it took (ms)."""
+
+    origin: str
+    outcome: TurnOutcome
+    took: int
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of a message. Nothing of it exists until it is committed."""
+
+    state: SessionState
+    lines: tuple[TimelineLine, ...] = ()
+    history: tuple[dict[str, JSON], ...] = ()
+    sends: tuple[Send, ...] = ()
+    outcomes: tuple[tuple[InputRef, EventOutcome], ...] = ()
+    trimmed: tuple[int, ...] = ()
+    ends: tuple[TurnEnd, ...] = ()
+    dispositions: tuple[str, ...] = ()
+    changed: bool = True
+    want: Want = None
+
+    def then(self, later: "Decision") -> "Decision":
+        """Both as one, to be committed together."""
+        return Decision(
+            state=later.state,
+            lines=self.lines + later.lines,
+            history=self.history + later.history,
+            sends=self.sends + later.sends,
+            outcomes=self.outcomes + later.outcomes,
+            trimmed=self.trimmed + later.trimmed,
+            ends=self.ends + later.ends,
+            dispositions=self.dispositions + later.dispositions,
+            changed=self.changed or later.changed,
+            want=later.want,
+        )
+
+
+@dataclass
+class Draft:
+    """Grows while one message is judged, and ends as a Decision."""
+
+    state: SessionState
+    now: int
+    cause: str
+    lines: list[TimelineLine] = field(default_factory=list)
+    history: list[dict[str, JSON]] = field(default_factory=list)
+    sends: list[Send] = field(default_factory=list)
+    outcomes: list[tuple[InputRef, EventOutcome]] = field(default_factory=list)
+    trimmed: list[int] = field(default_factory=list)
+    ends: list[TurnEnd] = field(default_factory=list)
+    dispositions: list[str] = field(default_factory=list)
+    want: Want = None
+
+    def set(self, **changes: Any) -> None:
+        """Change fields of the state."""
+        self.state = self.state.model_copy(update=changes)
+
+    def set_turn(self, **changes: Any) -> None:
+        """Change fields of the running turn."""
+        if self.state.turn is not None:
+            self.set(turn=self.state.turn.model_copy(update=changes))
+
+    def line(self, kind: TimelineKind, text: str = "", **fields: str) -> None:
+        """Add a line to the timeline; the running turn is named unless `turn` is given."""
+        seq = self.state.seq + 1
+        turn = fields.pop("turn", self.state.turn.id if self.state.turn else "")
+        self.lines.append(
+            TimelineLine(seq=seq, at=self.now, kind=kind, text=text, turn=turn, cause=self.cause, **fields)
+        )
+        self.set(seq=seq)
+
+    def remember(self, **entry: JSON) -> None:
+        """Add to what the planner is shown of the past."""
+        self.history.append(entry)
+
+    def send(self, message: Message, *id_parts: object, depth: int = 0) -> None:
+        """Commit a message to be sent."""
+        self.sends.append(Send(message, id_parts, depth))
+
+    def say(self, text: str, **fields: str) -> None:
+        """Answer the user: a line, a notice, and a place in the history."""
+        self.line("reply", text, **fields)
+        self.remember(kind="reply", text=text)
+        self.send(Notice(topic="reply", text=text, data={"seq": self.state.seq}), "reply", self.state.seq)
+
+    def ends_with(self, origin: str, outcome: TurnOutcome, took: int) -> None:
+        """Note the end of a turn for the metrics. `took` in milliseconds."""
+        self.ends.append(TurnEnd(origin, outcome, took))
+
+    def decision(self) -> Decision:
+        """The finished decision."""
+        return Decision(
+            state=self.state,
+            lines=tuple(self.lines),
+            history=tuple(self.history),
+            sends=tuple(self.sends),
+            outcomes=tuple(self.outcomes),
+            trimmed=tuple(self.trimmed),
+            ends=tuple(self.ends),
+            dispositions=tuple(self.dispositions),
+            want=self.want,
+        )

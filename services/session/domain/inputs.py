@@ -1,0 +1,129 @@
+"""What an input means when it arrives: a control, a fact about a subject, or the start of a turn."""
+
+from libs.contracts.consent import DecideByText
+from libs.contracts.ingress import Input
+from services.session.domain import turns
+from services.session.domain.draft import Draft
+from services.session.domain.rules import EXACT_DECISION, Rules, almost_a_decision
+from services.session.domain.state import InputRef
+
+
+def on_input(draft: Draft, input: Input, rules: Rules) -> None:
+    """Fold one input into the session. Its number is the next one."""
+    draft.set(applied=input.number)
+    ref = InputRef.of(input)
+    draft.line("input", _shown(input), turn="", origin=input.origin.kind, event=input.event)
+    _mark_gone(draft, input, rules)
+    match input.kind:
+        case "decision":
+            _on_decision(draft, ref, input, rules)
+        case "cancel":
+            _control(draft, ref)
+            turns.cancel(draft)
+        case "message":
+            _on_message(draft, ref, input, rules)
+        case "event":
+            _remember_event(draft, input)
+            _start_or_queue(draft, ref, rules)
+
+
+def _on_message(draft: Draft, ref: InputRef, input: Input, rules: Rules) -> None:
+    """A user's text. The exact grammar decides, by way of consent; nothing else does, ever (design §3.3)."""
+    text = str(input.data.get("text", "")) if isinstance(input.data, dict) else ""
+    if EXACT_DECISION.fullmatch(text):
+        _control(draft, ref)
+        draft.send(DecideByText(text=text, seal=input.seal), input.id)
+        return
+    open_ = [action.id for action in draft.state.actions.values() if action.asked]
+    if open_ and almost_a_decision(text):
+        _control(draft, ref)
+        draft.say(how_to_decide(open_))
+        return
+    draft.remember(kind="user", text=text)
+    _start_or_queue(draft, ref, rules)
+
+
+def how_to_decide(actions: list[str]) -> str:
+    """How a question is answered."""
+    lines = ", ".join(f'"yes {action}" or "no {action}"' for action in actions)
+    return f"To answer, type exactly {lines}. Nothing else approves anything."
+
+
+def _on_decision(draft: Draft, ref: InputRef, input: Input, rules: Rules) -> None:
+    """The approver decided; consent has recorded it and sealed this input. Applied on arrival."""
+    action = turns.granted_action(draft, ref, input)
+    verdict = input.data.get("decision") if isinstance(input.data, dict) else None
+    name = str(input.data.get("action", "")) if isinstance(input.data, dict) else ""
+    if action is None or verdict not in ("accept", "decline", "cancel"):
+        draft.line("action.refused", f"{name} is not open here", turn="", action=name)
+        _control(draft, ref)
+        return
+    kind = {"accept": "action.accepted", "decline": "action.declined", "cancel": "action.cancelled"}[verdict]
+    draft.line(kind, f"by {input.origin.principal}", turn="", action=action.id)  # type: ignore[arg-type]
+    draft.remember(kind="action", action=action.id, became=kind.partition(".")[2], question=action.question)
+    if verdict != "accept":
+        _control(draft, ref)
+        draft.set(actions={id: kept for id, kept in draft.state.actions.items() if id != action.id})
+        return
+    if draft.state.turn is None:
+        draft.dispositions.append("started")
+        turns.begin_granted(draft, ref, action, rules)
+    else:
+        draft.dispositions.append("queued")
+        draft.set(queue=(ref, *draft.state.queue))
+
+
+def _start_or_queue(draft: Draft, ref: InputRef, rules: Rules) -> None:
+    """One turn at a time, begun in inbox order (G5)."""
+    if draft.state.turn is None and not draft.state.queue:
+        draft.dispositions.append("started")
+        turns.begin(draft, ref, rules)
+        return
+    draft.dispositions.append("queued")
+    draft.set(queue=(*draft.state.queue, ref))
+    draft.line("input.queued", turn="", origin=ref.origin.kind, event=ref.event)
+
+
+def _mark_gone(draft: Draft, input: Input, rules: Rules) -> None:
+    """The source says that a subject of ours is gone: its operation is marked before any turn starts (§4.1)."""
+    if input.kind != "event" or not rules.event_type(input).gone:
+        return
+    known = draft.state.operations.get(draft.state.subjects.get(input.subject, ""))
+    if known is None or known.gone:
+        return
+    marked = known.model_copy(update={"gone": True})
+    draft.set(operations={**draft.state.operations, known.id: marked})
+    name = input.subject.rpartition(":")[2]
+    draft.line("effect.gone", f"{name}, reported by {input.source}", turn=known.turn, operation=known.id)
+
+
+def _control(draft: Draft, ref: InputRef) -> None:
+    draft.dispositions.append("control")
+    draft.outcomes.append((ref, "acted"))
+    draft.trimmed.append(ref.number)
+
+
+def _remember_event(draft: Draft, input: Input) -> None:
+    draft.remember(
+        kind="event",
+        source=input.source,
+        verified=input.origin.verified,
+        event=input.event,
+        type=input.type,
+        data=input.data,
+    )
+
+
+def _shown(input: Input) -> str:
+    """For people: a user's own words, otherwise who sent what kind of event, never a stranger's text."""
+    match input.kind:
+        case "message":
+            text = input.data.get("text", "") if isinstance(input.data, dict) else ""
+            return f"{input.origin.principal}: {text}"
+        case "decision":
+            data = input.data if isinstance(input.data, dict) else {}
+            return f"{input.origin.principal}: {data.get('decision', '')} {data.get('action', '')}"
+        case "cancel":
+            return f"{input.origin.principal}: cancel"
+        case "event":
+            return f"{input.source}: {input.type or 'event'}"

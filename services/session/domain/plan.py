@@ -1,0 +1,37 @@
+"""What a planner answers with, and what it is shown."""
+
+from dataclasses import dataclass, field
+
+from libs.contracts.canonical import JSON
+from libs.contracts.session import Step
+from services.session.domain.state import InputRef, Result
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps, a reply, or both; neither ends the turn. `fault` is why an answer could not be used.
+
+    `note` is prose of the planner's own; no question is ever made of it, except in a lab.
+    """
+
+    steps: tuple[Step, ...] = ()
+    reply: str = ""
+    note: str = ""
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class View:
+    """What the planner is shown of a turn. `messages` is the chat form, in which no byte of a non-user input has a
+    user, system or developer role (G7)."""
+
+    session: str
+    turn: str
+    input: InputRef
+    data: JSON
+    results: tuple[Result, ...] = ()
+    action: str = ""
+    asked: InputRef | None = None
+    """For an accepted action: the input whose turn asked."""
+    failing: str = ""
+    messages: tuple[dict[str, JSON], ...] = field(default=(), repr=False)

@@ -1,0 +1,83 @@
+"""What the application file says, as far as decisions need it."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from libs.contracts.application import Application, EventType
+from libs.contracts.canonical import JSON
+from libs.contracts.ingress import Input
+from libs.contracts.origin import Origin
+from libs.contracts.session import Step
+from libs.contracts.templates import TemplateError, render
+
+EXACT_DECISION = re.compile(r"(yes|no) (A[1-9][0-9]{0,8})")
+"""The one text that decides (design §3.3)."""
+_ALMOST = re.compile(
+    r"\W*(yes|yep|yeah|no|nope|ok|okay|sure|approved?|accept|decline|confirm|go ahead)\b.*", re.IGNORECASE | re.DOTALL
+)
+_ALMOST_LENGTH = 60
+"""Characters. A longer text that begins with "no" is a wish, not an attempt to answer."""
+
+
+class ArgumentCheck(Protocol):
+    """Validates arguments against a tool's schema."""
+
+    def __call__(self, tool: str, args: Mapping[str, JSON]) -> list[str]:
+        """Each fault by path; empty when they fit."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The application, with the limits and the lab switches of this process."""
+
+    application: Application
+    check_arguments: ArgumentCheck
+    operation_wait_ms: int
+    not_after_ms: int
+    labs: frozenset[str] = frozenset()
+
+    def event_type(self, input: Input) -> EventType:
+        """What this type of event means; nothing special where the file is silent."""
+        source = self.application.sources.get(input.source)
+        return source.meaning(input.type) if source else EventType()
+
+    def needs_consent(self, tool: str, origin: Origin) -> bool:
+        """Whether the owner is asked before this tool runs in a turn of this origin (G3)."""
+        if "authority_by_role" in self.labs:
+            return False
+        match self.application.tools[tool].gate:
+            case "never":
+                return False
+            case "always":
+                return True
+            case "unless-user" | "unless-user-alone":
+                return origin.kind != "user"
+
+    def faults(self, steps: tuple[Step, ...]) -> list[str]:
+        """What is wrong with a plan's steps: unknown tools, arguments that do not fit."""
+        faults = []
+        for step in steps:
+            if step.tool not in self.application.tools:
+                faults.append(f"there is no tool {step.tool}")
+            else:
+                faults += [f"{step.tool}: {fault}" for fault in self.check_arguments(step.tool, step.args)]
+        return faults
+
+    def subject_of(self, tool: str, args: Mapping[str, JSON], result: JSON) -> str:
+        """The subject that a committed operation registers, or "" (the door registers it with ingress)."""
+        template = self.application.tools[tool].registers if tool in self.application.tools else None
+        if template is None:
+            return ""
+        context: dict[str, Any] = {"result": result, "args": dict(args)}
+        try:
+            return render(template, context)
+        except TemplateError:
+            return ""
+
+
+def almost_a_decision(text: str) -> bool:
+    """Whether somebody seems to answer a question in free text, which never decides anything."""
+    return len(text) <= _ALMOST_LENGTH and _ALMOST.fullmatch(text) is not None

@@ -1,0 +1,141 @@
+"""A session's durable state. Frozen: every decision makes a new one, and a commit names the version it read."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from libs.contracts.canonical import JSON
+from libs.contracts.ingress import Input, InputKind
+from libs.contracts.origin import Origin, Seal
+from libs.contracts.reasons import OperationState
+from libs.contracts.session import Step
+
+KEPT_OPERATIONS = 100
+KEPT_SUBJECTS = 100
+
+
+class Part(BaseModel):
+    """Any part of the state."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class InputRef(Part):
+    """An input without its body, which stays in the inbox until its turn ends."""
+
+    id: str
+    number: int
+    kind: InputKind
+    source: str
+    event: str
+    type: str
+    origin: Origin
+    seal: Seal
+    accepted_at: int
+    depth: int
+
+    @classmethod
+    def of(cls, input: Input) -> "InputRef":
+        """The reference to an input."""
+        return cls(
+            id=input.id,
+            number=input.number,
+            kind=input.kind,
+            source=input.source,
+            event=input.event,
+            type=input.type,
+            origin=input.origin,
+            seal=input.seal,
+            accepted_at=input.accepted_at,
+            depth=input.depth,
+        )
+
+
+class Asker(Part):
+    """The turn that asked for an action: whose wish a continuation carries on."""
+
+    turn: str
+    root: str
+    input: InputRef
+    used: tuple[str, ...]
+    """Operation keys that its lineage has used."""
+
+
+class OperationRef(Part):
+    """An operation as the ledger last told it. States only advance."""
+
+    id: str
+    key: str
+    tool: str
+    args: dict[str, JSON]
+    state: Literal["sent"] | OperationState
+    turn: str
+    subject: str = ""
+    gone: bool = False
+
+
+class Result(Part):
+    """What became of one step, for the planner."""
+
+    tool: str
+    args: dict[str, JSON]
+    operation: str
+    state: OperationState
+    result: JSON = None
+    reason: str = ""
+
+
+class Action(Part):
+    """A pending action, or one that was accepted and waits for its turn."""
+
+    id: str
+    steps: tuple[Step, ...]
+    asker: Asker
+    question: str = ""
+    asked: bool = False
+
+
+class Turn(Part):
+    """One piece of work. Its origin cannot change: it is that of the input that started it."""
+
+    id: str
+    root: str
+    input: InputRef
+    action: str = ""
+    """The accepted action whose steps it runs."""
+    asker: Asker | None = None
+    """For an accepted action: the turn that asked."""
+    plans: int = 0
+    steps: tuple[Step, ...] = ()
+    position: int = 0
+    used: tuple[str, ...] = ()
+    results: tuple[Result, ...] = ()
+    operation: str = ""
+    """The operation that it waits for."""
+    status: Literal["planning", "waiting", "cancelling"] = "planning"
+    failing: str = ""
+    """Why the plan stopped, while the planner is told."""
+    started_at: int = 0
+    deadline: int = 0
+
+    @property
+    def origin(self) -> Origin:
+        """Who started it."""
+        return self.input.origin
+
+
+class SessionState(Part):
+    """Everything that decides what happens next in one session."""
+
+    session: str
+    applied: int = 0
+    """The number of the last input that was folded in."""
+    turn: Turn | None = None
+    queue: tuple[InputRef, ...] = ()
+    actions: dict[str, Action] = {}
+    operations: dict[str, OperationRef] = {}
+    subjects: dict[str, str] = {}
+    turns: int = 0
+    acts: int = 0
+    ops: int = 0
+    seq: int = 0

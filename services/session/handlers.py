@@ -1,0 +1,181 @@
+"""One public coroutine per message accepted. Load, decide, plan where the decision wants it, commit."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import structlog
+
+from libs.contracts.consent import ActionAsked, ActionClosed, ActionNotAsked, DecisionRefused
+from libs.contracts.envelope import Message
+from libs.contracts.errors import PermanentError
+from libs.contracts.ingress import Input, InputAccepted
+from libs.contracts.tools import StepFinished
+from libs.runtime.clock import Clock
+from libs.runtime.composer import Composer
+from libs.runtime.consumer import Context
+from libs.runtime.publisher import Outgoing
+from libs.runtime.settle import Outcome
+from services.session.domain import (
+    Arrived,
+    Buried,
+    DeadlineReached,
+    Planned,
+    Queued,
+    Stimulus,
+    Told,
+    decide,
+)
+from services.session.domain.draft import Decision, Send, WantInput, WantPlan
+from services.session.domain.plan import Plan, View
+from services.session.domain.rules import Rules
+from services.session.domain.view import messages as chat
+from services.session.metrics import SessionMetrics
+from services.session.ports import Planner, Sessions
+from services.session.snapshot import Snapshot
+
+log = structlog.get_logger(__name__)
+
+
+class Handlers:
+    """The stories of the session service."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        planner: Planner,
+        rules: Rules,
+        composer: Composer,
+        clock: Clock,
+        metrics: SessionMetrics,
+    ) -> None:
+        self._sessions = sessions
+        self._planner = planner
+        self._rules = rules
+        self._composer = composer
+        self._clock = clock
+        self._metrics = metrics
+
+    async def on_input(self, message: InputAccepted, ctx: Context) -> Outcome:
+        """Fold one input into its session. The doorbell may be late, early or repeated; numbers give the order."""
+        number = message.input.number
+        snapshot = await self._sessions.load(message.input.session)
+        if number <= snapshot.state.applied:
+            await self._sessions.confirm(snapshot)
+            return Outcome.REPEATED
+        for input in await self._missing(snapshot, message.input):
+            await self._apply(snapshot, Arrived(input), input)
+        return Outcome.HANDLED
+
+    async def _missing(self, snapshot: Snapshot, rung: Input) -> Sequence[Input]:
+        """The inputs from the next number up to the one that rang; gaps are read from the inbox."""
+        first = snapshot.state.applied + 1
+        if rung.number == first:
+            return [rung]
+        inputs = await self._sessions.inputs(snapshot.state.session, first, rung.number)
+        if [input.number for input in inputs] != list(range(first, rung.number + 1)):
+            raise PermanentError("inbox_gap", f"numbers {first} to {rung.number} are not all in the inbox")
+        return inputs
+
+    async def on_step_finished(self, message: StepFinished, ctx: Context) -> Outcome:
+        """Fold in what the ledger says of an operation."""
+        return await self._tell(message, ctx)
+
+    async def on_told(self, message: Told, ctx: Context) -> Outcome:
+        """Fold in consent's news of a question."""
+        return await self._tell(message, ctx)
+
+    async def _tell(self, message: StepFinished | Told, ctx: Context) -> Outcome:
+        snapshot = await self._sessions.load(ctx.envelope.session)
+        return await self._apply(snapshot, message, ctx.envelope)
+
+    async def on_dead(self, message: Message, ctx: Context, reason: str) -> bool:
+        """An input that cannot be handled is passed over, visibly, so that its session goes on."""
+        if not isinstance(message, InputAccepted):
+            return False
+        snapshot = await self._sessions.load(message.input.session)
+        if message.input.number == snapshot.state.applied + 1:
+            await self._apply(snapshot, Buried(message.input, reason), message.input)
+        return True
+
+    async def on_deadline(self, session: str) -> None:
+        """A durable deadline of a session is reached."""
+        self._sessions.drop(session)  # any replica may sweep; the version check decides
+        snapshot = await self._sessions.load(session)
+        await self._apply(snapshot, DeadlineReached(), None)
+
+    async def _apply(self, snapshot: Snapshot, stimulus: Stimulus, cause: object) -> Outcome:
+        """Decide, answer what the decision wants, commit all of it at once."""
+        now = self._clock.now_ms()
+        before = snapshot.state
+        cause_id = getattr(cause, "id", "")
+        if isinstance(stimulus, Arrived | Queued):
+            snapshot.bodies[stimulus.input.number] = stimulus.input
+        decision = decide(before, stimulus, now, self._rules, cause_id)
+        while decision.want is not None:
+            decision = await self._answer(snapshot, decision, now, cause_id)
+        if decision.state == before:
+            await self._sessions.confirm(snapshot)
+            return Outcome.REPEATED
+        sends = [self._compose(snapshot, send, cause, now) for send in decision.sends]
+        await self._sessions.commit(snapshot, decision, sends)
+        self._metrics.committed(decision)
+        return Outcome.HANDLED
+
+    async def _answer(self, snapshot: Snapshot, decision: Decision, now: int, cause: str) -> Decision:
+        match decision.want:
+            case WantInput(number):
+                body = await self._body(snapshot, number)
+                if body is None:
+                    raise PermanentError("inbox_gap", f"queued input {number} is not in the inbox")
+                later = decide(decision.state, Queued(body), now, self._rules, cause)
+            case WantPlan(number):
+                plan = await self._plan(snapshot, decision, await self._body(snapshot, number))
+                later = decide(decision.state, Planned(plan), now, self._rules, cause)
+            case None:
+                return decision
+        return replace(decision, want=None).then(later)
+
+    async def _body(self, snapshot: Snapshot, number: int) -> Input | None:
+        """An input's body: at hand, else from the inbox; None once its turn had ended."""
+        if number not in snapshot.bodies:
+            for input in await self._sessions.inputs(snapshot.state.session, number, number):
+                snapshot.bodies[number] = input
+        return snapshot.bodies.get(number)
+
+    async def _plan(self, snapshot: Snapshot, decision: Decision, body: Input | None) -> Plan:
+        turn = decision.state.turn
+        if turn is None:
+            raise AssertionError("a plan is wanted for no turn")
+        view = View(
+            session=decision.state.session,
+            turn=turn.id,
+            input=turn.input,
+            data=body.data if body else None,
+            results=turn.results,
+            action=turn.action,
+            asked=turn.asker.input if turn.asker else None,
+            failing=turn.failing,
+            messages=chat([*snapshot.history, *decision.history]),
+        )
+        try:
+            return await self._planner.plan(view)
+        except Exception as error:
+            log.exception("planner.failed", session=view.session, turn=turn.id)
+            return Plan(fault=f"the planner failed ({type(error).__name__})")
+
+    def _compose(self, snapshot: Snapshot, send: Send, cause: object, now: int) -> Outgoing:
+        correlation = getattr(cause, "correlation", "") or getattr(cause, "id", "")
+        return self._composer.compose(
+            send.message,
+            session=snapshot.state.session,
+            id_parts=send.id_parts,
+            cause=getattr(cause, "id", ""),
+            correlation=correlation,
+            depth=send.depth or getattr(cause, "depth", 0),
+            trace=getattr(cause, "trace", ""),
+            now=now,
+        )
+
+
+HANDLED = (ActionAsked, ActionNotAsked, ActionClosed, DecisionRefused)
+"""Consent's news, all folded in by `on_told`."""

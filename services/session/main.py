@@ -1,0 +1,98 @@
+"""Composition root: the only module that names concrete classes."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import jsonschema_rs
+
+from libs.contracts.application import Application, load_application
+from libs.contracts.canonical import JSON
+from libs.contracts.ingress import InputAccepted
+from libs.contracts.keys import Keys
+from libs.contracts.tools import StepFinished
+from libs.runtime.auth import Operators, UserTokens
+from libs.runtime.consumer import Consumer
+from libs.runtime.lifecycle import Runtime, run
+from libs.runtime.partitions import priority
+from services.session.domain.rules import Rules
+from services.session.edge import make_app
+from services.session.handlers import HANDLED, Handlers
+from services.session.metrics import SessionMetrics
+from services.session.planners.scripted import ScriptedPlanner, load_rules
+from services.session.settings import SessionSettings
+from services.session.store import RedisSessions
+
+DEADLINE_SECONDS = 1.0
+
+
+async def build(rt: Runtime[SessionSettings]) -> None:
+    """Wire the service."""
+    settings = rt.settings
+    application = load_application(settings.config)
+    planner = ScriptedPlanner(load_rules(rules_path(application, settings.config)))
+    metrics = SessionMetrics(rt.registry)
+    sessions = RedisSessions(rt.store, rt.outbox, rt.keys, rt.clock, metrics.conflicts.inc)
+    rules = Rules(
+        application=application,
+        check_arguments=ArgumentSchemas(application),
+        operation_wait_ms=round(settings.operation_wait_seconds * 1000),
+        not_after_ms=round(settings.operation_not_after_hours * 3_600_000),
+        labs=settings.labs,
+    )
+    handlers = Handlers(sessions, planner, rules, rt.composer, rt.clock, metrics)
+    consumer = rt.consumer(
+        {
+            InputAccepted: handlers.on_input,
+            StepFinished: handlers.on_step_finished,
+            **dict.fromkeys(HANDLED, handlers.on_told),
+        },
+        on_dead=handlers.on_dead,
+    )
+    for partition in range(settings.partitions):
+        rt.take(
+            rt.topology.partition_queue(partition),
+            consumer,
+            prefetch=settings.session_prefetch,
+            priority=priority(settings.replica, partition),
+        )
+    sweep = partial(sweep_deadlines, rt.keys, sessions, handlers, consumer, rt.clock.now_ms)
+    rt.every(DEADLINE_SECONDS, sweep, "deadlines")
+    tokens = UserTokens(
+        settings.user_token_secret.get_secret_value() if settings.user_token_secret else None,
+        settings.user_token_jwks_url,
+        rt.clock,
+    )
+    rt.serve(make_app(sessions, tokens, Operators.parse(settings.operator_tokens.get_secret_value())))
+
+
+async def sweep_deadlines(
+    keys: Keys, sessions: RedisSessions, handlers: Handlers, consumer: Consumer, now: Callable[[], int]
+) -> None:
+    """Look at the sessions whose durable deadline is reached, each in its lane."""
+    for partition in range(keys.partitions):
+        for session in await sessions.due(partition, now()):
+            await consumer.run_in_lane(session, partial(handlers.on_deadline, session))
+
+
+class ArgumentSchemas:
+    """Validators of the tools' arguments, compiled once."""
+
+    def __init__(self, application: Application) -> None:
+        self._validators = {name: jsonschema_rs.validator_for(tool.args) for name, tool in application.tools.items()}
+
+    def __call__(self, tool: str, args: Mapping[str, JSON]) -> list[str]:
+        return [
+            f"{'.'.join(str(part) for part in error.instance_path) or 'arguments'}: {error.message}"
+            for error in self._validators[tool].iter_errors(dict(args))
+        ]
+
+
+def rules_path(application: Application, config: Path) -> Path:
+    """The rules file, relative to the application file."""
+    return config.parent / application.planner.scripted.rules
+
+
+def main() -> None:
+    """Run the session service."""
+    run(SessionSettings, build, service="session")

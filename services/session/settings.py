@@ -1,0 +1,17 @@
+"""Settings of the session service."""
+
+from pydantic import Field
+
+from libs.runtime.settings import RuntimeSettings
+
+
+class SessionSettings(RuntimeSettings):
+    """What only the session service is told. It has no seal key: it carries origins and cannot make one."""
+
+    operation_wait_seconds: float = Field(
+        900.0, gt=0, description="Longest wait of a turn for one operation; then its outcome is told as unknown"
+    )
+    operation_not_after_hours: float = Field(
+        24.0, gt=0, description="How long a committed call may still be claimed at the door"
+    )
+    session_prefetch: int = Field(64, ge=1, description="Unacknowledged messages (bundles) per partition")
