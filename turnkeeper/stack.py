@@ -32,8 +32,8 @@ from turnkeeper.processes import ProcessError, Record
 from turnkeeper.stack_plan import (
     SANDBOX,
     Lab,
-    Planned,
     PlanError,
+    Planned,
     Secrets,
     load_secrets,
     plan_ports,
@@ -154,20 +154,17 @@ def running(state: Path) -> dict[str, bool]:
 def start_service(state: Path, name: str) -> int:
     """Start a process again, with the same command and environment, and wait until it is ready; its pid.
 
-    Also `redis` and `rabbitmq`, with their data. Raises StackError if it runs, is unknown, or does not become ready.
+    Also `redis` and `rabbitmq`, with their data; the pid is 0 for one in a container. Raises StackError if it is
+    unknown, runs already, or does not become ready.
     """
     state = state.resolve()
     with _as_stack_error():
         if name in engines.SERVERS:
-            engines.restart(state, name)  # type: ignore[arg-type]  # checked above
+            engines.restart(state, name)
         else:
-            record = _record(state, name)
-            if processes.is_running(record):
-                raise StackError(f"{name} runs already (pid {record.pid})")
-            again = processes.spawn(state, name, record.argv, record.env, log=Path(record.log), url=record.url)
-            _await_ready([again], silent)
+            _spawn_again(state, name)
         _note_pids(state)
-        record = _record(state, name) if name not in engines.SERVERS else processes.read(state, name)  # type: ignore
+    record = processes.read(state, name)
     return record.pid if record else 0
 
 
@@ -188,7 +185,7 @@ def kill_service(state: Path, name: str, number: int = signal.SIGKILL) -> None:
     state = state.resolve()
     with _as_stack_error():
         if name in engines.SERVERS:
-            engines.kill(state, name, number)  # type: ignore[arg-type]  # checked above
+            engines.kill(state, name, number)
             return
         record = _record(state, name)
         if not processes.send(record, number):
@@ -254,6 +251,14 @@ def _start(
     return stack
 
 
+def _spawn_again(state: Path, name: str) -> None:
+    record = _record(state, name)
+    if processes.is_running(record):
+        raise StackError(f"{name} runs already (pid {record.pid})")
+    again = processes.spawn(state, name, record.argv, record.env, log=Path(record.log), url=record.url)
+    _await_ready([again], silent)
+
+
 def _spawn(state: Path, planned: Planned) -> Record:
     log = state / "logs" / f"{planned.name}.log"
     return processes.spawn(state, planned.name, planned.argv, planned.env, log=log, url=planned.url)
@@ -262,10 +267,10 @@ def _spawn(state: Path, planned: Planned) -> Record:
 def _partitions(given: int | None) -> int:
     text = os.environ.get("TURNKEEPER_PARTITIONS") or str(DEFAULT_PARTITIONS)
     if given is None and not text.isdigit():
-        raise PlanError(f"TURNKEEPER_PARTITIONS is {text!r}: give a number from 1 to 256")
+        raise PlanError(f"TURNKEEPER_PARTITIONS is {text!r}: give a number from 1 to 100")
     count = int(text) if given is None else given
-    if not 1 <= count <= 256:
-        raise PlanError(f"{count} partitions are not possible: give a number from 1 to 256")
+    if not 1 <= count <= 100:
+        raise PlanError(f"{count} partitions are not possible: give a number from 1 to 100")
     return count
 
 
@@ -311,7 +316,7 @@ def _ready_fault(record: Record) -> str | None:
     parts = urlsplit(record.url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_PROBE_SECONDS)
     try:
-        connection.request("GET", "/livez" if record.name == SANDBOX else "/readyz")
+        connection.request("GET", "/readyz")
         answer = connection.getresponse()
         body = answer.read(2000).decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:

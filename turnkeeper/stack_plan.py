@@ -47,9 +47,8 @@ class Secrets:
 
     @property
     def operator_tokens(self) -> str:
-        """What the services are given of the operator's token: its hash and its scopes."""
-        digest = hashlib.sha256(self.operator_token.encode()).hexdigest()
-        return json.dumps([{"name": "operator", "sha256": digest, "scopes": ["*"]}])
+        """What the services are given of the operator's token: name, scopes and hash."""
+        return f"operator:*:{hashlib.sha256(self.operator_token.encode()).hexdigest()}"
 
 
 @dataclass(frozen=True)

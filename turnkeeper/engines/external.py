@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+from libs.runtime.connections import with_password
 from turnkeeper.engines import probe
 from turnkeeper.engines.base import Engine, EngineError, EngineUnavailable, Say, Server, silent
 
@@ -23,8 +24,12 @@ def start(state: Path, *, say: Say = silent) -> Engine:
     if not is_given():
         raise EngineUnavailable(f"engine external: set {REDIS_URL} and {AMQP_URL}")
     engine = Engine(
-        redis_url=os.environ[REDIS_URL],
-        amqp_url=os.environ[AMQP_URL],
+        redis_url=with_password(
+            os.environ[REDIS_URL],
+            os.environ.get("TURNKEEPER_REDIS_PASSWORD"),
+            os.environ.get("TURNKEEPER_REDIS_USER"),
+        ),
+        amqp_url=with_password(os.environ[AMQP_URL], os.environ.get("TURNKEEPER_AMQP_PASSWORD")),
         kind="external",
         namespace=os.environ.get(NAMESPACE, ""),
     )
