@@ -189,8 +189,17 @@ class World:
         """Everything in this test's namespace, to see that a replay changes nothing."""
         found: dict[str, Any] = {}
         async for key in self.redis.scan_iter(match=f"tk:{self.keys.namespace}:*"):
-            found[key.decode()] = await self.redis.dump(key)
+            found[key.decode()] = await self._value(key)
         return found
+
+    async def _value(self, key: bytes) -> Any:
+        match await self.redis.type(key):
+            case b"hash":
+                return await self.redis.hgetall(key)
+            case b"zset":
+                return await self.redis.zrange(key, 0, -1, withscores=True)
+            case _:
+                return await self.redis.get(key)
 
     def count(self, metric: str, **labels: str) -> float:
         """A sample of a metric."""
