@@ -1,0 +1,1 @@
+"""Load on the real stack while its processes and servers are killed. `make chaos`."""

@@ -1,0 +1,1 @@
+"""Patches that break one rule each, and what must go red."""
