@@ -28,7 +28,8 @@ class Wish:
     """What somebody verified wants done with an action.
 
     `question_digest` is what they saw; None for a text, for which it is the action's one question. `carrier` is what
-    brought the wish, `nonce` tells this attempt from others. `typed` is the number of the text's input, 0 over HTTP.
+    brought the wish, `nonce` tells this attempt from others. `text` and `typed`, the number of its input, are set
+    where it was typed into the conversation.
     """
 
     session: str
@@ -38,6 +39,7 @@ class Wish:
     question_digest: str | None
     carrier: str
     nonce: str
+    text: str = ""
     typed: int = 0
 
     @property
@@ -149,8 +151,7 @@ class Decisions:
         if decided.outcome == "wrong_person":
             return decided
         mark = (wish.action, by, wish.carrier) if wish.by_text else (wish.action, by)
-        text = domain.refusal_text(wish.action, decided.outcome)
-        refused = DecisionRefused(action=wish.action, outcome=decided.outcome, by=by, text=text)
+        refused = DecisionRefused(action=wish.action, outcome=decided.outcome, by=by, text=wish.text)
         message = emit(refused, *mark)
         answer = await self._actions.refuse(wish.session, mark, attempt=wish.nonce, messages=[message])
         return replace(decided, replay=wish.by_text and answer.tag == "repeated")

@@ -13,14 +13,13 @@ from libs.contracts.canonical import JSON, digest, digest_bytes
 from libs.contracts.consent import DecideByText, IssueAction, Verdict
 from libs.contracts.ids import derive_id
 from libs.contracts.origin import Origin, Seal, SealKeys, seal_is_valid
-from libs.contracts.reasons import DecisionOutcome
 from libs.contracts.session import Step
-from libs.contracts.templates import TemplateError, evaluate
+from libs.contracts.templates import TemplateError, fill
 from services.consent import render
 
 MAX_QUESTION = 32_768
 """Characters. What nobody can read is not asked; 300 recipients and a long message fit many times."""
-_BY_TEXT = re.compile(r"(yes|no) (A[1-9][0-9]{0,9})")
+_BY_TEXT = re.compile(r"(yes|no) (A[1-9][0-9]{0,8})")
 
 
 @dataclass(frozen=True)
@@ -105,14 +104,14 @@ def ask(rules: Rules, message: IssueAction, session: str, owner: str, now: int) 
     if fault := seals_fault(rules.keys, message.seals, session) or _steps_fault(rules, message.steps):
         return Refusal(fault)
     try:
-        steps = tuple(_as_owner(rules.application, step, owner) for step in message.steps)
+        shown = tuple(_as_owner(rules.application, step, owner) for step in message.steps)
     except TemplateError:
         return Refusal("an identity argument cannot be filled in")
     origin = message.seals[0].origin
-    text = _question(rules, message, steps, origin)
+    text = _question(rules, message, shown, origin)
     if len(text) > MAX_QUESTION:
         return Refusal("the question would be too long to read")
-    return Asking(message.action, message.turn, steps, text, origin.source, owner, now + rules.ttl_ms)
+    return Asking(message.action, message.turn, message.steps, text, origin.source, owner, now + rules.ttl_ms)
 
 
 def seals_fault(keys: SealKeys, seals: Sequence[Seal], session: str) -> str | None:
@@ -144,13 +143,12 @@ def _steps_fault(rules: Rules, steps: Sequence[Step]) -> str | None:
 
 
 def _as_owner(application: Application, step: Step, owner: str) -> Step:
-    """The step with the identity that it would run with: the door overwrites these arguments, so they are shown so."""
+    """The step as it would run: the door overwrites arguments that name who acts, so they are shown overwritten."""
     identity = application.tools[step.tool].identity
     if not identity:
         return step
     context = {"origin": decider(application, owner).model_dump(), "owner": owner}
-    filled = {name: evaluate(template, context) for name, template in identity.items()}
-    return Step(tool=step.tool, args={**step.args, **filled})
+    return Step(tool=step.tool, args={**step.args, **fill(dict(identity), context)})
 
 
 def _question(rules: Rules, message: IssueAction, steps: Sequence[Step], origin: Origin) -> str:
@@ -253,19 +251,3 @@ def view(record: Record, now: int) -> dict[str, JSON]:
         lapsed = left and (record.closed_as == "lapsed" or now > record.lapses_at)
         shown["grant"] = {"lapses_at": record.lapses_at, "spent": list(record.spent), "lapsed": lapsed}
     return shown
-
-
-_WHY: Mapping[DecisionOutcome, str] = {
-    "expired": "the time to decide is over",
-    "superseded": "a newer question took its place",
-    "decided_otherwise": "it was decided before",
-    "cancelled": "the agent no longer asks",
-    "no_such_action": "there is no such open question",
-    "wrong_question": "the question is another one by now",
-    "wrong_person": "somebody else is asked",
-}
-
-
-def refusal_text(action: str, outcome: DecisionOutcome) -> str:
-    """One sentence for people about a decision that was not taken."""
-    return f"{action} was not decided: {_WHY.get(outcome, outcome)}. Nothing was done."

@@ -153,6 +153,7 @@ class ConsentHandlers:
             question_digest=None,
             carrier=seal.input,
             nonce=nonce,
+            text=message.text,
             typed=seal.number,
         )
         decided = await self._decisions.decide(wish, lambda _: ctx.emit)

@@ -24,7 +24,8 @@ async def world(redis_url, namespace):
 
 def wish(world: World, verdict="accept", action="A1", *, by=ANA, digest=None, carrier="", nonce="", typed=0) -> Wish:
     nonce = nonce or world.nonce()
-    return Wish("s1", action, verdict, by, digest, carrier or nonce, nonce, typed)
+    text = "yes A1" if typed else ""
+    return Wish("s1", action, verdict, by, digest, carrier or nonce, nonce, text, typed)
 
 
 async def decide(world: World, *args, **more):

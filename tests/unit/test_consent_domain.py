@@ -54,11 +54,11 @@ def test_the_lab_switch_shows_the_planners_note_and_says_lab():
     assert asked.question == "lab: A1 (from restaurant): keep your table. Approve within 10 minutes?"
 
 
-def test_an_identity_argument_is_shown_and_stored_as_it_will_run():
+def test_an_identity_argument_is_shown_as_it_will_run():
     asked = ask(RULES, issue("A1", Step(tool="act_as", args={"who": "root"})), "s1", "ana", 0)
     assert isinstance(asked, Asking)
-    assert asked.steps[0].args == {"who": "ana"}
     assert "act as ana" in asked.question
+    assert "root" not in asked.question
 
 
 @pytest.mark.parametrize(
