@@ -50,7 +50,7 @@ compose-test: install ## start the compose deployment for real and use it from t
 	sh deploy/offline/images.sh && $(BIN)/pytest tests/compose $(ARGS)
 
 docs: install ## render docs/state.md and docs/messages.md from the code
-	$(BIN)/python -m docs.render
+	$(BIN)/python docs/render.py
 
 constraints: install ## export the exact versions of this environment
 	@(echo "# Exact versions that the tests ran with: exported by make constraints, never edited by hand."; \
