@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -47,6 +47,7 @@ _READY_SECONDS = 60.0
 _GRACE_SECONDS = 15.0
 _LOCK_SECONDS = 180.0
 _POLL_SECONDS = 0.1
+_WATCH_SECONDS = 0.5
 _PROBE_SECONDS = 2.0
 
 
@@ -194,35 +195,58 @@ def kill_service(state: Path, name: str, number: int = signal.SIGKILL) -> None:
             raise StackError(f"{name} (pid {record.pid}) does not end")
 
 
-def hold(state: Path, *, say: Say = silent) -> None:
-    """Stay until Ctrl-C, SIGTERM or SIGHUP, or until somebody else stops the stack; then stop it.
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Within it the first Ctrl-C, SIGTERM or SIGHUP raises KeyboardInterrupt, and later ones are ignored.
 
-    Tells when a process ends, and restarts none: whether to is the operator's to decide.
+    So what began to clean up comes to its end: a second Ctrl-C must not leave half a stack.
     """
-    state = state.resolve()
     asked = threading.Event()
 
     def ask(_number: int, _frame: FrameType | None) -> None:
-        asked.set()
+        if not asked.is_set():
+            asked.set()
+            raise KeyboardInterrupt
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, ask) for number in numbers}
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        _watch(state, asked, say)
-        # A second Ctrl-C must not leave half a stack: the handlers stay until it is down.
-        stop_stack(state, say=say)
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _watch(state: Path, asked: threading.Event, say: Say) -> None:
+def hold(state: Path, start: Callable[[], Stack], *, say: Say = silent) -> None:
+    """Start a stack in `state` and stay with it until Ctrl-C, SIGTERM or SIGHUP, or until somebody else stops it.
+
+    Tells when a process ends, and restarts none: whether to is the operator's to decide. Raises what `start` raises,
+    KeyboardInterrupt if it was interrupted while it started; the stack is down then.
+    """
+    state = state.resolve()
+    others = (state / "stack.json").exists()
+    up = False
+    with interruptible():
+        try:
+            start()
+            up = True
+            _watch(state, say)
+        except KeyboardInterrupt:
+            if not up:
+                raise
+        finally:
+            # Not where another stack lives in the folder, which is why ours did not start.
+            if up or not others:
+                stop_stack(state, say=say)
+
+
+def _watch(state: Path, say: Say) -> None:
     told: set[int] = set()
-    while not asked.wait(0.5) and (state / "stack.json").exists():
+    while (state / "stack.json").exists():
         for record in processes.read_all(state):
             if record.pid not in told and not processes.is_running(record):
                 told.add(record.pid)
                 say(f"{record.name} (pid {record.pid}) ended; log: {record.log}")
+        time.sleep(_WATCH_SECONDS)
 
 
 def _start(

@@ -14,6 +14,7 @@ import aio_pika
 import pytest
 import redis
 
+from libs.contracts.topology import QUORUM
 from tests.support.eventually import eventually, eventually_sync
 from tests.support.leftovers import listening_addresses, naming
 from tests.support.servers import Servers
@@ -116,10 +117,9 @@ def test_a_killed_redis_comes_back_on_its_port_with_its_data(state: Path, engine
 
 @pytest.mark.slow
 async def test_a_killed_rabbitmq_comes_back_on_its_port_with_its_data(state: Path, engine: Engine) -> None:
-    quorum = {"x-queue-type": "quorum"}
     connection = await aio_pika.connect(engine.amqp_url)
     async with connection, connection.channel(publisher_confirms=True) as channel:
-        await channel.declare_queue("kept", durable=True, arguments=quorum)
+        await channel.declare_queue("kept", durable=True, arguments=dict(QUORUM))
         message = aio_pika.Message(b"yes", delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
         await channel.default_exchange.publish(message, "kept", timeout=10)
         # RabbitMQ 3.10 writes a new quorum queue's name down a second after it confirmed the queue; killed before,
@@ -131,7 +131,7 @@ async def test_a_killed_rabbitmq_comes_back_on_its_port_with_its_data(state: Pat
 
     connection = await aio_pika.connect(engine.amqp_url)
     async with connection, connection.channel() as channel:
-        queue = await channel.declare_queue("kept", durable=True, arguments=quorum)
+        queue = await channel.declare_queue("kept", durable=True, arguments=dict(QUORUM))
         assert (await queue.get(timeout=10)).body == b"yes"
 
 

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -53,12 +54,12 @@ class Servers:
                 return self._urls[server]
             if self._whole is None:
                 self._whole = engines.start(self.state, self.kind)
+            return self._whole.redis_url if server == "redis" else self._whole.amqp_url
         except EngineUnavailable as missing:
             skip_or_fail(str(missing))
-        return self._whole.redis_url if server == "redis" else self._whole.amqp_url
 
 
-def skip_or_fail(missing: str) -> None:
+def skip_or_fail(missing: str) -> NoReturn:
     """A missing engine skips at a desk and fails where CI=true: there it means that the tests did not run."""
     if os.environ.get("CI", "").lower() == "true":
         pytest.fail(missing, pytrace=False)
