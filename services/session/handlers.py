@@ -71,6 +71,8 @@ class Handlers:
         first = snapshot.state.applied + 1
         if rung.number == first:
             return [rung]
+        # Numbers that are gone from the inbox were folded in by another owner, if our state is an old one.
+        await self._sessions.confirm(snapshot)
         inputs = await self._sessions.inputs(snapshot.state.session, first, rung.number)
         if [input.number for input in inputs] != list(range(first, rung.number + 1)):
             raise PermanentError("inbox_gap", f"numbers {first} to {rung.number} are not all in the inbox")
@@ -93,7 +95,7 @@ class Handlers:
         if not isinstance(message, InputAccepted):
             return False
         snapshot = await self._sessions.load(message.input.session)
-        if message.input.number == snapshot.state.applied + 1:
+        if message.input.number > snapshot.state.applied:
             await self._apply(snapshot, Buried(message.input, reason), message.input)
         return True
 
@@ -126,6 +128,7 @@ class Handlers:
             case WantInput(number):
                 body = await self._body(snapshot, number)
                 if body is None:
+                    await self._sessions.confirm(snapshot)
                     raise PermanentError("inbox_gap", f"queued input {number} is not in the inbox")
                 later = decide(decision.state, Queued(body), now, self._rules, cause)
             case WantPlan(number):
