@@ -159,7 +159,10 @@ class World:
         others = [other for other in self._records[name].values() if other["id"] != record["id"]]
         for group in self.collections[name].unique:
             fields = [field.strip() for field in group.split(",")]
-            if any(_values(other, fields) == _values(record, fields) for other in others):
+            # As in SQL: what a record does not say is equal to nothing.
+            if all(field in record for field in fields) and any(
+                _values(other, fields) == _values(record, fields) for other in others
+            ):
                 raise Refused(f"there is already one with this {' and '.join(fields)}")
         for rule, expression in self.collections[name].rules.items():
             if not _holds(expression, record, others):
