@@ -229,6 +229,7 @@ def hold(state: Path, start: Callable[[], Stack], *, say: Say = silent) -> None:
         try:
             start()
             up = True
+            say("stack: up until Ctrl-C")
             _watch(state, say)
         except KeyboardInterrupt:
             if not up:

@@ -281,7 +281,7 @@ def holder(start: Starter, application: Path, tmp_path: Path) -> Iterator[subpro
     said = []
     for line in process.stdout:
         said.append(line)
-        if line.startswith("stack: ready"):
+        if line.startswith("stack: up until"):
             break
     else:
         pytest.fail("".join(said))
