@@ -169,8 +169,12 @@ class Keys:
 
     def outcome_bucket(self, session: str, input_id: str, accepted_at: int) -> str:
         """The small hash that holds what became of an input, by the day of its acceptance (ms, Unix)."""
+        return self.outcome_bucket_in(self.partition(session), input_id, accepted_at)
+
+    def outcome_bucket_in(self, partition: int, input_id: str, accepted_at: int) -> str:
+        """The same in a given partition: a look-up by event id does not know the session."""
         slot = str(shard_of("slot:" + input_id, SLOTS))
-        return self.of_session_partition("outcome", session, str(accepted_at // DAY_MS), slot)
+        return self.in_partition("outcome", partition, str(accepted_at // DAY_MS), slot)
 
     def binding_bucket(self, session: str, input_id: str, accepted_at: int) -> str:
         """The small hash that holds the bindings of an input and its turn, by the day of its acceptance."""

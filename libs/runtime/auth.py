@@ -178,7 +178,8 @@ class UserTokens:
             raise ValueError(f"needs at least {MIN_SECRET_BYTES} bytes")
         self._secret = secret
         self._clock = clock
-        self._keys = keys or (Jwks(jwks_url) if jwks_url else None)
+        self._own = Jwks(jwks_url) if jwks_url and keys is None else None
+        self._keys = keys or self._own
 
     @property
     def configured(self) -> bool:
@@ -197,6 +198,11 @@ class UserTokens:
         if not isinstance(user, str) or not is_slug(user) or not self._in_time(claims):
             raise unauthorized()
         return user
+
+    async def aclose(self) -> None:
+        """Close what fetches the keys."""
+        if self._own is not None:
+            await self._own.aclose()
 
     async def _claims(self, token: str) -> dict[str, Any]:
         header = jwt.get_unverified_header(token)

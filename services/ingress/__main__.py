@@ -1,0 +1,5 @@
+"""`python -m services.ingress`."""
+
+from services.ingress.main import main
+
+main()

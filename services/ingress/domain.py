@@ -1,0 +1,278 @@
+"""What a verified delivery is: its identity, where it goes, and whether its envelope tells the truth. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from libs.contracts.application import Hmac, Source
+from libs.contracts.canonical import JSON, digest
+from libs.contracts.ids import derive_id, is_slug, is_text_id
+from libs.contracts.ingress import InputKind
+from libs.contracts.origin import Origin, OriginKind
+from libs.contracts.templates import TemplateError, render
+from services.ingress.schemes import Verified
+from services.ingress.strict_json import Malformed
+
+MARK_LENGTH = 32
+"""Hexadecimal digits of a digest kept beside each identity: 128 bits."""
+_CE_PREFIXES = (b"ce-", b"cloudevents:", b"cloudevents_")
+_DROPPED = ("authtype", "authid", "authclaims")
+"""Identity attributes of CloudEvents; those from outside say nothing (5-facts)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An admitted event: all of an Input but its number and seal, and what to do while it has no session.
+
+    `session` is "" where `route_subject` finds it. `hold_ms` 0 means that it is refused rather than held. `mark` is
+    what copies of it have in common. Times in milliseconds.
+    """
+
+    id: str
+    kind: InputKind
+    source: str
+    event: str
+    type: str
+    subject: str
+    data: JSON
+    origin_kind: OriginKind
+    principal: str
+    verified: str
+    digest: str
+    mark: str
+    session: str
+    route_subject: str
+    hold_ms: int
+    window_ms: int
+    accepted_at: int
+    by_body: bool = False
+
+    @property
+    def origin(self) -> Origin:
+        """Who it is from, as verified."""
+        return Origin.model_construct(
+            kind=self.origin_kind, source=self.source, principal=self.principal, verified=self.verified
+        )
+
+    @property
+    def where(self) -> str:
+        """Where it goes, for people."""
+        return self.session or self.route_subject
+
+    @property
+    def deadline(self) -> int:
+        """Until when it may be held."""
+        return self.accepted_at + self.hold_ms
+
+    def pack(self) -> bytes:
+        """As it is stored."""
+        return orjson.dumps(self)
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> "Event":
+        """From the store."""
+        return cls(**orjson.loads(packed))
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A verified event that must not be acted on as it is. `reason` is a short code; it goes into quarantine."""
+
+    reason: str
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What the unsigned envelope says of the event: routing key and `ce-` headers. Never used, only compared."""
+
+    id: tuple[str, ...] = ()
+    type: tuple[str, ...] = ()
+    subject: tuple[str, ...] = ()
+
+
+NO_CLAIMS = Claims()
+
+
+def claims_of(headers: Sequence[tuple[bytes, bytes]], routed_type: str = "") -> Claims:
+    """Read the claims. `routed_type` is what follows the source in a routing key. Other attributes are dropped."""
+    found: dict[str, list[str]] = {"id": [], "type": [routed_type] if routed_type else [], "subject": []}
+    for name, value in headers:
+        for prefix in _CE_PREFIXES:
+            attribute = name[len(prefix) :].decode("ascii", "replace") if name.startswith(prefix) else ""
+            if attribute in found:
+                found[attribute].append(value.decode("utf-8", "replace"))
+    if not any(found.values()):
+        return NO_CLAIMS
+    return Claims(*(tuple(found[attribute]) for attribute in ("id", "type", "subject")))
+
+
+def body_data(body: JSON) -> JSON:
+    """The payload: `data` where the body is an object with an object of that name, else the body itself."""
+    if isinstance(body, dict) and isinstance(body.get("data"), dict):
+        return body["data"]
+    if isinstance(body, dict) and "specversion" in body:
+        return {key: value for key, value in body.items() if not _is_identity(key)}
+    return body
+
+
+def _is_identity(attribute: str) -> bool:
+    return attribute in _DROPPED or attribute.startswith("turnkeeper")
+
+
+def interpret(
+    name: str, source: Source, verified: Verified, body: JSON, claims: Claims = NO_CLAIMS, *, now: int
+) -> Event | Misfit:
+    """The event that a verified body is. `now` in milliseconds (Unix).
+
+    Everything used comes from what the signature covers; where the envelope says otherwise the event is a Misfit
+    (design §3.1). Raises Malformed for an event without a usable id.
+    """
+    data = body_data(body)
+    whole = _names(body) | {"data": data, "source": name}
+    trusted = verified.principal is not None
+    event_id = _event_id(source, verified, body, whole, claims if trusted else NO_CLAIMS)
+    type_ = _type(source, whole, claims if trusted else NO_CLAIMS)
+    context = {"data": data, "type": type_, "id": event_id, "source": name}
+    by_body = not verified.id_is_signed
+    event = Event(
+        id=derive_id("body", name, verified.digest) if by_body else derive_id("event", name, event_id),
+        kind="event",
+        source=name,
+        event=event_id,
+        type=type_,
+        subject="",
+        data=data,
+        origin_kind=source.kind,
+        principal=verified.principal or name,
+        verified=source.verify.scheme,
+        digest=verified.digest,
+        mark=(digest(event_id) if by_body else verified.digest)[:MARK_LENGTH],
+        session="",
+        route_subject="",
+        hold_ms=0 if source.unrouted.reject else int((source.unrouted.hold or 0) * 1000),
+        window_ms=int(source.dedupe.window * 1000),
+        accepted_at=now,
+        by_body=by_body,
+    )
+    routed = _routed(event, source, context)
+    if isinstance(routed, Misfit):
+        return routed
+    if contradiction := _contradiction(routed, body, claims):
+        return Misfit(contradiction, routed)
+    return routed
+
+
+def _names(body: JSON) -> dict[str, Any]:
+    """The top level of a body as names for templates ("self" is none: the engine uses it)."""
+    return {key: value for key, value in body.items() if key != "self"} if isinstance(body, dict) else {}
+
+
+def _event_id(source: Source, verified: Verified, body: JSON, whole: Mapping[str, Any], claims: Claims) -> str:
+    found: object = verified.event_id
+    if isinstance(source.verify, Hmac) and source.verify.id is not None:
+        found = _rendered(source.verify.id, whole)
+    elif verified.principal is not None:
+        # The broker vouches for the whole message: a CloudEvents id, in its headers or in its body.
+        found = claims.id[0] if claims.id else body.get("id") if isinstance(body, dict) else None
+    if not isinstance(found, str) or not is_text_id(found):
+        raise Malformed("no usable event id: 1 to 256 bytes of printable text")
+    return found
+
+
+def _type(source: Source, whole: Mapping[str, Any], claims: Claims) -> str:
+    found = _rendered(source.type, whole) or (claims.type[0] if claims.type else "")
+    if found and not is_text_id(found):
+        raise Malformed("no usable event type: at most 256 bytes of printable text")
+    return found
+
+
+def _rendered(template: str, context: Mapping[str, Any]) -> str:
+    try:
+        return render(template, context)
+    except TemplateError:
+        return ""
+
+
+def _routed(event: Event, source: Source, context: Mapping[str, Any]) -> Event | Misfit:
+    """The event with its subject and its way to a session, or a Misfit where the data does not name them."""
+    meaning = source.types.get(event.type)
+    subject = session = route_subject = ""
+    try:
+        if source.route is not None and source.route.session is not None:
+            session = render(source.route.session, context)
+        elif source.route is not None and source.route.subject is not None:
+            route_subject = render(source.route.subject, context)
+        own = meaning.subject if meaning is not None else None
+        subject = route_subject if own is None else render(own, context)
+    except TemplateError:
+        return Misfit("no_route" if not (session or route_subject) else "no_subject", event)
+    if not (is_slug(session) if route_subject == "" else is_text_id(route_subject)):
+        return Misfit("no_route", event)
+    routed = replace(event, session=session, route_subject=route_subject, subject=subject)
+    if subject and not is_text_id(subject):
+        return Misfit("no_subject", replace(routed, subject=""))
+    return routed
+
+
+def _contradiction(event: Event, body: JSON, claims: Claims) -> str:
+    """The first attribute in which the envelope disagrees with what was signed, or ""."""
+    if claims is NO_CLAIMS:
+        return ""
+    own = body.get("subject") if isinstance(body, dict) else None
+    signed = {"id": event.event, "type": event.type, "subject": own if isinstance(own, str) else ""}
+    for attribute, value in signed.items():
+        # What the signed content leaves open is not believed from outside, but it is no contradiction either.
+        if value and any(claim != value for claim in getattr(claims, attribute)):
+            return f"{attribute}_disagrees"
+    return ""
+
+
+def user_input(
+    kind: InputKind, source: str, user: str, session: str, key: str, data: JSON, *, now: int, window_ms: int
+) -> Event:
+    """A user's own message or cancel. `key` is the Idempotency-Key, which identifies it for this user and session."""
+    whole = digest(data)
+    return Event(
+        id=derive_id(kind, source, user, session, key),
+        kind=kind,
+        source=source,
+        event=key,
+        type="",
+        subject="",
+        data=data,
+        origin_kind="user",
+        principal=user,
+        verified="user-token",
+        digest=whole,
+        mark=whole[:MARK_LENGTH],
+        session=session,
+        route_subject="",
+        hold_ms=0,
+        window_ms=window_ms,
+        accepted_at=now,
+    )
+
+
+def event_identity(source: str, event_id: str) -> str:
+    """The identity that a signed event id gives."""
+    return derive_id("event", source, event_id)
+
+
+def out_of_time(verified: Verified, *, now: int, past_seconds: float, future_seconds: float) -> str:
+    """Why a message that the broker kept for us is outside its time, or "" (design §3.1)."""
+    if verified.timestamp is None:
+        return ""
+    age = now // 1000 - verified.timestamp
+    if age > past_seconds:
+        return "too_old"
+    return "from_the_future" if -age > future_seconds else ""
+
+
+def released(event: Event, quarantine_id: str, *, now: int, session: str = "") -> Event:
+    """A quarantined event that an operator lets in: an event of its own, so that it is no copy of the first."""
+    id = derive_id("released", quarantine_id)
+    where = replace(event, session=session, route_subject="") if session else event
+    return replace(where, id=id, mark=event.digest[:MARK_LENGTH], accepted_at=now, by_body=False)

@@ -1,0 +1,215 @@
+"""What arrives over RabbitMQ: events that users publish, and the door's word about a subject."""
+
+import base64
+import itertools
+import time
+from weakref import WeakKeyDictionary
+
+import structlog
+
+from libs.contracts.codec import encode
+from libs.contracts.envelope import Envelope
+from libs.contracts.errors import PermanentError
+from libs.contracts.ids import derive_id, is_text_id
+from libs.contracts.ingress import RegisterSubject
+from libs.contracts.origin import SealKeys, attestation_is_valid
+from libs.contracts.session import Notice
+from libs.contracts.topology import Topology
+from libs.runtime.consumer import Context
+from libs.runtime.intake import Delivery
+from libs.runtime.publisher import Outgoing
+from libs.runtime.settle import Outcome
+from services.ingress.admission import Admissions
+from services.ingress.deliveries import Configured, Deliveries, Sources
+from services.ingress.domain import Event, Misfit, claims_of, interpret, out_of_time
+from services.ingress.metrics import IngressMetrics
+from services.ingress.ports import Clock, Subjects, Taken, Teller
+from services.ingress.schemes import Refusal, Verified, check, header_pairs
+from services.ingress.strict_json import Malformed, parse
+from services.ingress.sweepers import Releases
+
+log = structlog.get_logger(__name__)
+
+
+class Unreadable(Exception):
+    """A delivery from nobody we could answer, that can never work: it goes to the dead queue with its reason."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.detail = detail
+
+
+class EventsIn:
+    """Takes deliveries of the events exchange. Returning means that it may be acknowledged."""
+
+    def __init__(
+        self,
+        sources: Sources,
+        admissions: Admissions,
+        deliveries: Deliveries,
+        teller: Teller,
+        topology: Topology,
+        clock: Clock,
+        *,
+        max_body: int,
+        incarnation: str,
+    ) -> None:
+        self._sources = sources
+        self._admissions = admissions
+        self._deliveries = deliveries
+        self._teller = teller
+        self._topology = topology
+        self._clock = clock
+        self._max_body = max_body
+        self._names = (f"{incarnation}.a{number}" for number in itertools.count())
+        self._tokens: WeakKeyDictionary[Delivery, str] = WeakKeyDictionary()
+
+    async def on_delivery(self, delivery: Delivery) -> None:
+        """Verify, let in, and return; raises StoreAway, after which the same delivery is handed in again."""
+        started, now = time.perf_counter(), self._clock.now_ms()
+        name, _, routed_type = delivery.routing_key.partition(".")
+        configured = self._sources.get(name)
+        try:
+            if configured is None or configured.verifier is None:
+                raise Unreadable("unknown_source", name[:64])
+            await self._settle(configured, delivery, routed_type, started, now)
+        except Unreadable as unreadable:
+            if configured is not None and configured.verifier is not None:
+                self._deliveries.settled(
+                    name, "rejected_malformed", via="amqp", at=now, started=started, reason=unreadable.reason
+                )
+            else:
+                log.warning("delivery.unknown_source", routing_key=delivery.routing_key[:128])
+            await self._bury(delivery, unreadable, now)
+
+    async def _settle(
+        self, configured: Configured, delivery: Delivery, routed_type: str, started: float, now: int
+    ) -> None:
+        if len(delivery.body) > self._max_body:
+            raise Unreadable("too_large", f"more than {self._max_body} bytes")
+        headers = header_pairs(delivery.headers)
+        assert configured.verifier is not None  # noqa: S101 - on_delivery looked
+        verdict = check(
+            configured.verifier,
+            headers,
+            delivery.body,
+            now_ms=now,
+            tolerance_seconds=None,
+            publisher=delivery.user_id,
+        )
+        if isinstance(verdict, Refusal):
+            # Anybody who may publish could fill a dead queue with forgeries: counted and acknowledged (design §3.1).
+            self._deliveries.settled(
+                configured.name, "rejected_signature", via="amqp", at=now, started=started, reason="signature"
+            )
+            return
+        event = self._interpreted(configured, verdict, delivery, headers, routed_type, now)
+        token = self._tokens.get(delivery) or self._tokens.setdefault(delivery, next(self._names))
+        if isinstance(event, Misfit):
+            answer = await self._admissions.quarantine(event, delivery.body)
+            event = event.event
+        else:
+            answer = await self._admissions.admit(event, token, delivery.body)
+        self._deliveries.settled(
+            configured.name, answer.status, via="amqp", at=now, started=started, event=event, reason=answer.reason
+        )
+
+    def _interpreted(
+        self,
+        configured: Configured,
+        verified: Verified,
+        delivery: Delivery,
+        headers: list[tuple[bytes, bytes]],
+        routed_type: str,
+        now: int,
+    ) -> Event | Misfit:
+        source = configured.source
+        if verified.principal is not None and delivery.message_id:
+            # The broker vouches for the publisher, so the message's own id is as good as a CloudEvents id.
+            headers = [*headers, (b"ce-id", delivery.message_id.encode())]
+        try:
+            event = interpret(
+                configured.name, source, verified, parse(delivery.body), claims_of(headers, routed_type), now=now
+            )
+        except Malformed as malformed:
+            raise Unreadable("malformed", str(malformed)) from None
+        late = out_of_time(
+            verified,
+            now=now,
+            past_seconds=source.dedupe.window,
+            future_seconds=configured.tolerance or source.dedupe.window,
+        )
+        return Misfit(late, event.event if isinstance(event, Misfit) else event) if late else event
+
+    async def _bury(self, delivery: Delivery, unreadable: Unreadable, now: int) -> None:
+        """Commit a copy for the dead queue: with it, an operator can mend the configuration and replay."""
+        body = base64.b64encode(delivery.body[: self._max_body]).decode()
+        id = derive_id("dead", "ingress", delivery.routing_key, body, unreadable.reason)
+        letter = Envelope(
+            id=id,
+            type="dead.letter.v1",
+            session="",
+            at=now,
+            body={
+                "service": "ingress",
+                "reason": unreadable.reason,
+                "detail": unreadable.detail,
+                "exchange": self._topology.events,
+                "routing_key": delivery.routing_key,
+                "message": {
+                    "raw_base64": body,
+                    "headers": {n.decode("utf-8", "replace"): v.decode("utf-8", "replace")
+                                for n, v in header_pairs(delivery.headers)},
+                    "content_type": delivery.content_type or "",
+                },
+            },
+        )  # fmt: skip
+        await self._teller.tell("", [Outgoing(id, self._topology.dead, "", encode(letter))], now)
+
+
+class RegisterHandler:
+    """Takes the door's word about subjects."""
+
+    def __init__(
+        self,
+        store: Subjects,
+        teller: Teller,
+        releases: Releases,
+        seal_keys: SealKeys,
+        metrics: IngressMetrics,
+    ) -> None:
+        self._store = store
+        self._teller = teller
+        self._releases = releases
+        self._seal_keys = seal_keys
+        self._metrics = metrics
+
+    async def on_register_subject(self, message: RegisterSubject, ctx: Context) -> Outcome:
+        """Register a subject, once; what was held for it goes to its session, in order."""
+        session = ctx.envelope.session
+        fields = ("subject", message.subject, session, message.operation)
+        # The session service may write to this queue too and must not be able to claim a subject (G3).
+        if not attestation_is_valid(self._seal_keys, message.attestation, *fields):
+            raise PermanentError("forged_attestation", "no key of ours made this attestation")
+        if not is_text_id(message.subject):
+            raise PermanentError("bad_subject", "a subject is 1 to 256 bytes of printable text")
+        registered = await self._store.register(message.subject, session, message.operation)
+        if isinstance(registered, Taken):
+            await self._clash(message, ctx)
+            return Outcome.REFUSED
+        if registered.held:
+            await self._releases.subject(message.subject, session)
+        return Outcome.HANDLED if registered.new else Outcome.REPEATED
+
+    async def _clash(self, message: RegisterSubject, ctx: Context) -> None:
+        """Two sessions made the same subject: counted, logged and told; the first one keeps it."""
+        self._metrics.subject_clashes.inc()
+        session = ctx.envelope.session
+        log.error("subject.clash", session=session, operation=message.operation)
+        notice = Notice(
+            topic="operation",
+            text=f"{message.subject} belongs to another session; events about it do not come here",
+            data={"subject": message.subject, "operation": message.operation, "clash": True},
+        )
+        await self._teller.tell(session, [ctx.emit(notice, "clash", message.subject)], ctx.now)

@@ -1,0 +1,279 @@
+"""What ingress's handlers need of the store, as values and Protocols."""
+
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from libs.runtime.publisher import Outgoing
+from services.ingress.domain import Event, Misfit
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds and lifetimes, from the settings."""
+
+    session_ttl_ms: int
+    subject_ttl_ms: int
+    held: int
+    """Most events that wait for one subject or session."""
+    outbox_limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Stored now, by this very attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A copy of `first`, which is stored but not yet in its session."""
+
+    first: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """A copy of one that is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """The identity is known with another mark. `pending` is the first one where it is not yet in its session."""
+
+    first_mark: str
+    pending: Event | None
+
+
+Admission = Accepted | Pending | Duplicate | Other
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """In the inbox as `number`; `new` by this call. Number 0 means that it had expired before."""
+
+    number: int
+    new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The session's next number is another."""
+
+    next: int
+
+
+class Refused(StrEnum):
+    """Why it was not placed."""
+
+    ABSENT = "absent"
+    """There is no such session."""
+    BEHIND = "behind"
+    """Earlier events wait for the session and go first."""
+
+
+Placement = Appended | Waiting | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """It waits for its subject or session, or has waited in vain."""
+
+    expired: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """The session is this owner's; `waiting` events are due for release."""
+
+    new: bool
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The subject is this session's; `held` events are due for release."""
+
+    new: bool
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """It is another's."""
+
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is known of an event. `outcome` is "-" until its session knows."""
+
+    mark: str
+    status: str
+    session: str = "-"
+    number: int = 0
+    outcome: str = "-"
+
+
+class EventStore(Protocol):
+    """What admission needs. Every method may raise StoreAway."""
+
+    def admit(self, event: Event, token: str, now: int) -> Awaitable[Admission]:
+        """Claim the identity and store the event, in one write."""
+        ...
+
+    def point(self, event: Event, now: int) -> Awaitable[None]:
+        """Let an unsigned id lead to the identity that the body gave."""
+        ...
+
+    def quarantine(self, misfit: Misfit, first: str, body: bytes, now: int) -> Awaitable[str]:
+        """Keep a body that must not be acted on."""
+        ...
+
+    def owner(self, session: str) -> Awaitable[str | None]:
+        """Whose session it is."""
+        ...
+
+    def session_of(self, subject: str) -> Awaitable[str | None]:
+        """The session of a subject."""
+        ...
+
+    def route_or_hold(self, event: Event) -> Awaitable[str | Held | Refused]:
+        """The session of the event's subject, or that it is held or may not be."""
+        ...
+
+    def append(
+        self, event: Event, session: str, packed: bytes, number: int, doorbell: Outgoing, now: int
+    ) -> Awaitable[Placement]:
+        """Give the event this number in the session's inbox."""
+        ...
+
+    def hold_for_session(self, event: Event, session: str) -> Awaitable[Held | None]:
+        """Hold the event for its session; None when nothing is in its way any more."""
+        ...
+
+    def write_outcome(self, event: Event, outcome: str) -> Awaitable[None]:
+        """What became of an event that is in no inbox."""
+        ...
+
+
+class Clock(Protocol):
+    """What tells the time."""
+
+    def now_ms(self) -> int:
+        """Milliseconds (Unix)."""
+        ...
+
+
+class Poster(Protocol):
+    """What sends committed messages in the background."""
+
+    def post(self, session: str, messages: Any) -> None:
+        """Send them; the relay sends what is left after a crash."""
+        ...
+
+
+class Subjects(Protocol):
+    """What registers subjects."""
+
+    def register(self, subject: str, session: str, operation: str) -> Awaitable[Registered | Taken]:
+        """Register a subject, once."""
+        ...
+
+
+class Teller(Protocol):
+    """What commits messages that follow from no other change."""
+
+    def tell(self, session: str, messages: list[Outgoing], now: int) -> Awaitable[None]:
+        """Commit and send them."""
+        ...
+
+
+class Queues(Protocol):
+    """What sweepers look through. Every method may raise StoreAway."""
+
+    @property
+    def session_ttl_ms(self) -> int:
+        """How long a session lives without an input."""
+        ...
+
+    def admitted_before(self, at: int, limit: int) -> Awaitable[list[Event]]:
+        """Admitted before `at` (ms) and not yet forgotten."""
+        ...
+
+    def owner(self, session: str) -> Awaitable[str | None]:
+        """Whose session it is."""
+        ...
+
+    def session_of(self, subject: str) -> Awaitable[str | None]:
+        """The session of a subject."""
+        ...
+
+    def held(self, subject: str) -> Awaitable[tuple[list[Event], list[Event]]]:
+        """(waiting in order, expired without an outcome)."""
+        ...
+
+    def held_subjects(self, until: int | str) -> Awaitable[list[str]]:
+        """Subjects with a deadline up to `until`."""
+        ...
+
+    def waiting_sessions(self, until: int | str) -> Awaitable[list[str]]:
+        """Sessions that events wait for, with a deadline up to `until`."""
+        ...
+
+    def waiting(self, session: str) -> Awaitable[list[Event]]:
+        """What waits for a session, in order."""
+        ...
+
+    def release_held(self, subject: str, event: Event) -> Awaitable[None]:
+        """It is in an inbox."""
+        ...
+
+    def expire_held(self, event: Event, subject: str, now: int) -> Awaitable[bool]:
+        """Let it expire if it may."""
+        ...
+
+    def drop_held(self, event: Event, subject: str) -> Awaitable[None]:
+        """Its outcome is written."""
+        ...
+
+    def expire_waiting(self, event: Event, session: str, now: int) -> Awaitable[bool]:
+        """Let it expire if it may, with its outcome."""
+        ...
+
+    def write_outcome(self, event: Event, outcome: str) -> Awaitable[None]:
+        """What became of an event that is in no inbox."""
+        ...
+
+    def trim_quarantine(self, oldest: int) -> Awaitable[None]:
+        """Keep the newest."""
+        ...
+
+    def trim_sessions(self, oldest: int) -> Awaitable[None]:
+        """Forget sessions whose keys have expired."""
+        ...
+
+
+class Office(Queues, Subjects, Protocol):
+    """What operators' calls need. Every method may raise StoreAway."""
+
+    def create_session(self, session: str, owner: str, now: int) -> Awaitable[Created | Taken]:
+        """Write the owner, once."""
+        ...
+
+    def record(self, source: str, identity: str, now: int, window_ms: int) -> Awaitable[Record | None]:
+        """Where an event stands."""
+        ...
+
+    def quarantined(self) -> Awaitable[list[dict[str, Any]]]:
+        """All that is in quarantine, newest first."""
+        ...
+
+    def quarantine_entry(self, id: str) -> Awaitable[dict[str, Any] | None]:
+        """One entry."""
+        ...
+
+    def drop_quarantined(self, id: str) -> Awaitable[None]:
+        """It was let in."""
+        ...

@@ -1,0 +1,71 @@
+"""What ingress is told by its environment, beside what every service is told."""
+
+from functools import cached_property
+from typing import Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from libs.contracts.origin import SealKeys
+from libs.runtime.auth import MIN_SECRET_BYTES, Operators
+from libs.runtime.settings import RuntimeSettings
+
+DAY_SECONDS = 86_400
+
+
+class IngressSettings(RuntimeSettings):
+    """Settings of ingress. A fault names the field and never shows the value."""
+
+    seal_keys: SecretStr = Field(description="Seal keys as id:base64 of 32 bytes, by commas; the first one signs")
+    ingress_max_body_bytes: int = Field(1024 * 1024, ge=1024, description="Largest body of an event or a message")
+    ingress_events_per_second: float = Field(
+        0.0, ge=0, description="Deliveries a second that a source may send to one replica over HTTP; 0 for no limit"
+    )
+    ingress_burst: int = Field(200, ge=1, description="How many may come at once where there is such a limit")
+    ingress_held_limit: int = Field(
+        1_000, ge=1, le=10_000, description="Most events that wait for one subject or session; above, 503"
+    )
+    ingress_log_lines: int = Field(500, ge=1, description="Refused and dropped deliveries that GET /v1/log shows")
+    ingress_prefetch: int = Field(256, ge=1, description="Deliveries that RabbitMQ hands out before an acknowledgement")
+    session_ttl_seconds: int = Field(
+        400 * DAY_SECONDS, ge=DAY_SECONDS, description="A session's life after its last input"
+    )
+    subject_ttl_seconds: int = Field(
+        90 * DAY_SECONDS, ge=DAY_SECONDS, description="How long a subject leads to its session"
+    )
+
+    @field_validator("seal_keys")
+    @classmethod
+    def _seal_keys(cls, value: SecretStr) -> SecretStr:
+        SealKeys.parse(value.get_secret_value())
+        return value
+
+    @field_validator("operator_tokens")
+    @classmethod
+    def _operators(cls, value: SecretStr) -> SecretStr:
+        Operators.parse(value.get_secret_value())
+        return value
+
+    @field_validator("user_token_secret")
+    @classmethod
+    def _long_enough(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and len(value.get_secret_value().encode()) < MIN_SECRET_BYTES:
+            raise ValueError(f"needs at least {MIN_SECRET_BYTES} bytes")
+        return value
+
+    @field_validator("user_token_jwks_url")
+    @classmethod
+    def _jwks(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("https://", "http://")):
+            raise ValueError("not a URL of the form https://host/path")
+        return value
+
+    @model_validator(mode="after")
+    def _lives_fit(self) -> Self:
+        if self.subject_ttl_seconds > self.session_ttl_seconds:
+            raise ValueError("TURNKEEPER_SUBJECT_TTL_SECONDS: a subject must not outlive the session that it leads to")
+        return self
+
+    @cached_property
+    def keys_of_seals(self) -> SealKeys:
+        """The parsed seal keys."""
+        return SealKeys.parse(self.seal_keys.get_secret_value())
