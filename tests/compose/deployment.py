@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -12,11 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from turnkeeper.cli.secrets import init_secrets
+from turnkeeper.client import Client
 from turnkeeper.ports import free_port
+from turnkeeper.target import find_target
 
 ROOT = Path(__file__).parents[2]
 APPLICATION = ROOT / "examples/dinner/turnkeeper.yaml"
 SERVICES = ("ingress", "session-1", "session-2", "consent", "tools", "sandbox")
+FRONT = {"ingress": "ingress", "session": "session-1", "consent": "consent", "tools": "tools"}
+"""The replica of each service that the command line is pointed at."""
+SECRET_FILES = {
+    "TURNKEEPER_USER_TOKEN_SECRET_FILE": "user_token_secret",
+    "TURNKEEPER_OPERATOR_TOKEN_FILE": "operator_token",
+    "TURNKEEPER_AMQP_PASSWORD_FILE": "rabbitmq_publisher_password",
+    "RESTAURANT_SECRET_FILE": "restaurant_secret",
+}
 PORTS = {
     "amqp": "TURNKEEPER_AMQP_PORT",
     "ingress": "TURNKEEPER_INGRESS_PORT",
@@ -24,6 +35,7 @@ PORTS = {
     "session-2": "TURNKEEPER_SESSION_2_PORT",
     "consent": "TURNKEEPER_CONSENT_PORT",
     "tools": "TURNKEEPER_TOOLS_PORT",
+    "session-3": "TURNKEEPER_SESSION_3_PORT",
     "prometheus": "TURNKEEPER_PROMETHEUS_PORT",
 }
 
@@ -36,7 +48,7 @@ class Deployment:
     secrets: Path
     ports: Mapping[str, int]
     images: Mapping[str, str]
-    files: Sequence[Path] = (ROOT / "docker-compose.yml",)
+    files: Sequence[Path] = (ROOT / "docker-compose.yml", ROOT / "tests/compose/third-session.yml")
 
     @classmethod
     def prepare(cls, folder: Path) -> "Deployment":
@@ -60,6 +72,24 @@ class Deployment:
         own = {"COMPOSE_PROJECT_NAME": self.project, "TURNKEEPER_SECRETS": str(self.secrets)}
         return {**self.images, **published, **own}
 
+    def cli(self, *arguments: str) -> str:
+        """What `turnkeeper ...` prints when its environment tells where this deployment is."""
+        command = str(Path(sys.executable).with_name("turnkeeper"))
+        return run([command, *arguments], environment=self.outside())
+
+    def client(self) -> Client:
+        """The Python client, told by the same environment."""
+        return Client(find_target(Path(self.outside()["TURNKEEPER_STATE"]), self.outside()))
+
+    def outside(self) -> dict[str, str]:
+        """What somebody on the host sets to use this deployment: its doors, and secrets as files."""
+        urls = {f"TURNKEEPER_{name.upper()}_URL": self.url(port) for name, port in FRONT.items()}
+        files = {variable: str(self.secrets / name) for variable, name in SECRET_FILES.items()}
+        broker = f"amqp://publisher@127.0.0.1:{self.ports['amqp']}/"
+        nowhere = str(self.secrets.parent / "no-stack-here")
+        own = {"TURNKEEPER_AMQP_URL": broker, "TURNKEEPER_CONFIG": str(APPLICATION), "TURNKEEPER_STATE": nowhere}
+        return {**urls, **files, **own}
+
     def secret(self, name: str) -> str:
         """The content of one secret file."""
         return (self.secrets / name).read_text().strip()
@@ -77,6 +107,14 @@ class Deployment:
         """The body of a GET from the host."""
         with urllib.request.urlopen(self.url(service, path), timeout=10) as answer:
             return str(answer.read().decode())
+
+    def effects(self) -> list[dict[str, Any]]:
+        """What was really done, from the sandbox's own log. It is on the inner network alone: asked from inside."""
+        ask = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8070/v1/log').read().decode())"
+        entries: list[dict[str, Any]] = json.loads(self.compose("exec", "-T", "sandbox", "python", "-c", ask))[
+            "entries"
+        ]
+        return entries
 
     def redis(self, user: str, *command: str) -> str:
         """What Redis answers one of its users."""
@@ -111,6 +149,17 @@ class Deployment:
     def remove(self) -> None:
         """Take down everything with its data, whatever state it is in."""
         self.compose("--profile", "*", "down", "--volumes", "--remove-orphans", within=120)
+
+
+def engine_answers() -> bool:
+    """Whether a container engine runs already."""
+    command = ["docker", "version", "--format", "ok"]
+    return shutil.which("docker") is not None and subprocess.run(command, capture_output=True).returncode == 0
+
+
+def stop_engine() -> None:
+    """Stop the container engine that preparing has started."""
+    run([str(ROOT / "deploy/offline/engine.sh"), "down"])
 
 
 def run(
