@@ -10,7 +10,7 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -19,10 +19,11 @@ import httpx2
 import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench import bare
+from bench import bare, cpu
 from bench.app import ledger
 from bench.load import Event, Load, LoadError, Route, Run
 from libs.contracts.topology import Topology
+from turnkeeper import engines
 from turnkeeper.stack import Stack
 
 SOURCE = "bank"
@@ -51,6 +52,8 @@ class Measured:
     rate: float
     effect: Sequence[float]
     done: Sequence[float]
+    cpu: Mapping[str, float]
+    """Milliseconds of processor time a turn, by process; `load` is the publisher and listener."""
 
 
 class Side(Protocol):
@@ -83,9 +86,9 @@ class TurnkeeperSide:
         async with httpx2.AsyncClient(timeout=10) as client:
             await self._make_sessions(client, {event.session for event in events})
             before = await self._counts(client)
-            run = await _driven(self._route, events, wanted)
+            run, spent = await _driven(self._route, events, wanted, self._stack.pids)
             await self._check_counts(client, before, wanted.events)
-        return measured(run, self._effects, events)
+        return measured(run, spent, self._effects, events)
 
     async def _make_sessions(self, client: httpx2.AsyncClient, sessions: Iterable[str]) -> None:
         headers = {"authorization": f"Bearer {self._stack.operator_token}"}
@@ -139,12 +142,13 @@ class BareSide:
         await bare.declare(self._stack.amqp_url, names)
         hops = [await self._start(role, names, effects) for role in bare.ROLES]
         try:
-            run = await _driven(route, events, wanted)
+            pids = {role: hop.pid for role, hop in zip(bare.ROLES, hops, strict=True)}
+            run, spent = await _driven(route, events, wanted, {**_servers(self._stack), **pids})
         finally:
             for hop in hops:
                 await _end(hop)
             await bare.drop(self._stack.amqp_url, self._stack.redis_url, names)
-        return measured(run, effects, events)
+        return measured(run, spent, effects, events)
 
     async def _start(self, role: str, names: bare.Names, effects: Path) -> asyncio.subprocess.Process:
         hop = await asyncio.create_subprocess_exec(
@@ -175,9 +179,20 @@ def _sessions_in(_: str, body: bytes) -> list[str]:
     return [member["session"] for member in orjson.loads(body)]
 
 
-async def _driven(route: Route, events: Sequence[Event], wanted: Wanted) -> Run:
+async def _driven(
+    route: Route, events: Sequence[Event], wanted: Wanted, pids: Mapping[str, int]
+) -> tuple[Run, dict[str, float]]:
+    """The run, and the processor time of a turn in each process."""
     load = Load(route)
-    return await (load.steady(events, wanted.rate) if wanted.rate else load.window(events, wanted.window))
+    watched = {**pids, "load": os.getpid()}
+    before = cpu.used(watched)
+    run = await (load.steady(events, wanted.rate) if wanted.rate else load.window(events, wanted.window))
+    return run, cpu.per_turn(before, cpu.used(watched), len(events))
+
+
+def _servers(stack: Stack) -> dict[str, int]:
+    """Redis and RabbitMQ, where they are processes of the stack."""
+    return {name: pid for name, pid in stack.pids.items() if name in engines.SERVERS}
 
 
 def make_events(run_id: str, wanted: Wanted, secret: str) -> list[Event]:
@@ -199,7 +214,7 @@ def make_events(run_id: str, wanted: Wanted, secret: str) -> list[Event]:
     return events
 
 
-def measured(run: Run, effects: Path, events: Sequence[Event]) -> Measured:
+def measured(run: Run, spent: Mapping[str, float], effects: Path, events: Sequence[Event]) -> Measured:
     """Read the destination's own lines. Raises LoadError unless each event of the run is there exactly once."""
     run_ids = {event.entry.partition("-")[0] for event in events}
     lines = [line.split() for line in effects.read_text().splitlines()]
@@ -209,4 +224,4 @@ def measured(run: Run, effects: Path, events: Sequence[Event]) -> Measured:
     missing = {event.entry for event in events} - counted.keys()
     if doubled or missing or len(counted) != len(events):
         raise LoadError(f"not exactly once: {len(missing)} effects missing, {len(doubled)} doubled")
-    return Measured(run.rate, [(at - run.published[entry]) / 1e9 for entry, at in mine], run.done)
+    return Measured(run.rate, [(at - run.published[entry]) / 1e9 for entry, at in mine], run.done, spent)

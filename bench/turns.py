@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -71,12 +71,14 @@ async def measure(stack: Stack, given: argparse.Namespace, folder: Path, effects
     sides: list[Side] = [TurnkeeperSide(stack, effects), BareSide(stack, folder)]
     windows = {side.name: await _best_window(side, given.windows, given.sessions) for side in sides}
     samples: dict[str, list[float]] = {side.name: [] for side in sides}
+    spent: dict[str, list[Mapping[str, float]]] = {side.name: [] for side in sides}
     for number in range(given.rounds):
         for side in sides:
             wanted = Wanted(given.events, given.sessions, window=windows[side.name])
-            rate = (await side.run(wanted)).rate
-            say(f"round {number + 1}: {side.name} {rate:.0f} turns/s")
-            samples[side.name].append(round(rate, 1))
+            found = await side.run(wanted)
+            say(f"round {number + 1}: {side.name} {found.rate:.0f} turns/s")
+            samples[side.name].append(round(found.rate, 1))
+            spent[side.name].append(found.cpu)
     ratios = [turns / bare for turns, bare in zip(samples["turns"], samples["bare"], strict=True)]
     return {
         "commit": _commit(),
@@ -87,6 +89,7 @@ async def measure(stack: Stack, given: argparse.Namespace, folder: Path, effects
         "samples": samples,
         "medians": {name: median(rates) for name, rates in samples.items()},
         "ratios": {"turns/bare": round(median(ratios), 3)},
+        "cpu_ms_per_turn": {name: _medians(found) for name, found in spent.items()},
         "latency": {side.name: await _latency(side, given) for side in sides} if given.latency else {},
     }
 
@@ -98,6 +101,11 @@ async def _best_window(side: Side, windows: Sequence[int], sessions: int) -> int
         rates[window] = (await side.run(Wanted(WARM_UP_EVENTS, sessions, window=window))).rate
         say(f"warm-up: {side.name} with {window} in flight {rates[window]:.0f} turns/s")
     return max(rates, key=lambda window: rates[window])
+
+
+def _medians(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """By process, the median of the rounds."""
+    return {name: round(median(one[name] for one in found), 3) for name in found[0]}
 
 
 async def _latency(side: Side, given: argparse.Namespace) -> dict[str, float]:
@@ -120,6 +128,10 @@ def _table(result: dict[str, Any]) -> str:
             f"| {result['medians'][name]:.0f} |"
             for name, rates in result["samples"].items()
         ),
+        "",
+        "| processor time of a turn | ms | of which |",
+        "|---|---|---|",
+        *(_spent(name, by) for name, by in result["cpu_ms_per_turn"].items()),
     ]
     if result["latency"]:
         lines += [
@@ -132,6 +144,11 @@ def _table(result: dict[str, Any]) -> str:
             ),
         ]
     return "\n".join(lines)
+
+
+def _spent(chain: str, by_process: Mapping[str, float]) -> str:
+    shown = ", ".join(f"{process} {ms:.2f}" for process, ms in by_process.items() if ms >= 0.005)
+    return f"| {chain} | {sum(by_process.values()):.2f} | {shown} |"
 
 
 def _last_line(result: dict[str, Any]) -> str:
