@@ -62,13 +62,14 @@ class Link:
     @property
     def connected(self) -> bool:
         """Whether the connection stands."""
-        return self._connection is not None and not self._connection.is_closed
+        # `is_closed` tells only of a close that we asked for; `connected` is cleared when the peer is gone.
+        return self._connection is not None and not self._connection.is_closed and self._connection.connected.is_set()
 
     async def get(self) -> AbstractConnection:
         """The connection; waits, with jittered backoff, until there is one."""
         delay = 0.2
         async with self._lock:
-            while self._connection is None or self._connection.is_closed:
+            while self._connection is None or not self.connected:
                 if self._closing:
                     raise BrokerAway("the process is stopping")
                 try:
@@ -127,6 +128,10 @@ class Broker:
         if await self.publishing.blocked():
             return "RabbitMQ has blocked publishing (memory or disk alarm)"
         return None
+
+    async def keep(self) -> None:
+        """Open the publishing connection again where it was lost, so that readiness does not wait for a message."""
+        await self.publishing.get()
 
     async def close(self) -> None:
         """Close both."""
