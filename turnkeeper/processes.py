@@ -38,6 +38,7 @@ class Record:
     started: int
     """Start time in clock ticks after boot (`/proc/PID/stat`, field 22): with the boot id it makes a pid unique."""
     boot: str
+    cwd: str
     url: str = ""
 
 
@@ -56,19 +57,31 @@ def write_private(path: Path, text: str) -> None:
     new.replace(path)
 
 
-def spawn(state: Path, name: str, argv: Sequence[str], env: Mapping[str, str], *, log: Path, url: str = "") -> Record:
+def spawn(
+    state: Path,
+    name: str,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    log: Path,
+    url: str = "",
+    cwd: Path | None = None,
+) -> Record:
     """Start `argv` in a session of its own, output appended to `log`, and record it as `name`.
 
+    `cwd` is the folder in which it works, ours unless given.
     A session of its own keeps the terminal's Ctrl-C away from it: whoever started the stack ends it in order.
     Raises ProcessError if the program is missing or may not be run.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     marked = {**env, MARK: mark_of(state)}
+    folder = str(cwd or Path.cwd())
     with log.open("ab") as output:
         try:
             child = subprocess.Popen(
                 list(argv),
                 env=marked,
+                cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -78,7 +91,7 @@ def spawn(state: Path, name: str, argv: Sequence[str], env: Mapping[str, str], *
             raise ProcessError(f"cannot start {name}: {argv[0]}: {error.strerror}") from error
     _children[child.pid] = child
     started = _start_time(child.pid) or 0
-    record = Record(name, tuple(argv), dict(env), str(log), child.pid, started, _boot_id(), url)
+    record = Record(name, tuple(argv), dict(env), str(log), child.pid, started, _boot_id(), folder, url)
     write_private(private_folder(state / "run") / f"{name}.json", json.dumps(asdict(record)))
     return record
 

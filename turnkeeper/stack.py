@@ -216,18 +216,20 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def hold(state: Path, start: Callable[[], Stack], *, say: Say = silent) -> None:
-    """Start a stack in `state` and stay with it until Ctrl-C, SIGTERM or SIGHUP, or until somebody else stops it.
+def hold(state: Path, start: Callable[[], object] | None = None, *, say: Say = silent) -> None:
+    """Stay with the stack of `state` until Ctrl-C, SIGTERM or SIGHUP, then stop it; or until somebody else stops it.
 
-    Tells when a process ends, and restarts none: whether to is the operator's to decide. Raises what `start` raises,
-    KeyboardInterrupt if it was interrupted while it started; the stack is down then.
+    With `start`, begin by starting it: then a signal at any moment finds somebody to clean up. Tells when a process
+    ends, and restarts none: whether to is the operator's to decide. Raises what `start` raises, KeyboardInterrupt if
+    it was interrupted while it started; the stack is down then.
     """
     state = state.resolve()
     others = (state / "stack.json").exists()
     up = False
     with interruptible():
         try:
-            start()
+            if start is not None:
+                start()
             up = True
             say("stack: up until Ctrl-C")
             _watch(state, say)
@@ -280,7 +282,8 @@ def _spawn_again(state: Path, name: str) -> None:
     record = _record(state, name)
     if processes.is_running(record):
         raise StackError(f"{name} runs already (pid {record.pid})")
-    again = processes.spawn(state, name, record.argv, record.env, log=Path(record.log), url=record.url)
+    log, cwd = Path(record.log), Path(record.cwd)
+    again = processes.spawn(state, name, record.argv, record.env, log=log, url=record.url, cwd=cwd)
     _await_ready([again], silent)
 
 

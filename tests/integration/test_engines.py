@@ -249,6 +249,8 @@ def test_an_ordinary_user_starts_and_stops_both_servers(redis_url: str, amqp_url
     with tempfile.TemporaryDirectory(prefix="turnkeeper-nobody-") as name:
         os.chown(name, NOBODY, NOBODY)
         folder = Path(name) / "state"
+        closed = Path(name) / "roots"
+        closed.mkdir(mode=0o700)
 
         def work() -> None:
             engine = local.start(folder)
@@ -258,16 +260,20 @@ def test_an_ordinary_user_starts_and_stops_both_servers(redis_url: str, amqp_url
             local.stop(folder)
             assert processes.marked(folder) == []
 
-        assert _as_nobody(work) == 0
+        assert _as_nobody(work, closed) == 0
         assert naming(folder) == []
 
 
-def _as_nobody(work: Callable[[], None]) -> int:
-    """Run `work` in a fork that gave up root; its exit status. A fork, since root's Python may be closed to others."""
+def _as_nobody(work: Callable[[], None], cwd: Path) -> int:
+    """Run `work` in a fork that gave up root, in a folder that it may not read; its exit status.
+
+    A fork, since root's Python may be closed to others.
+    """
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
+            os.chdir(cwd)
             os.setgroups([])
             os.setresgid(NOBODY, NOBODY, NOBODY)
             os.setresuid(NOBODY, NOBODY, NOBODY)

@@ -155,7 +155,8 @@ def _start_once(state: Path, servers: Sequence[Server], programs: Programs, sett
     say(f"engine: local, in {state}")
     started: list[Record] = []
     try:
-        started += [_spawn(state, server, programs, settings) for server in servers]
+        for server in servers:
+            started.append(_spawn(state, server, programs, settings))
         for server in servers:
             _await(state, server, settings, say)
     except BaseException:
@@ -201,11 +202,14 @@ def _settings_file(state: Path) -> Path:
 def _spawn(state: Path, server: Server, programs: Programs, settings: Settings) -> Record:
     log = state / "logs" / f"{server}.log"
     log.unlink(missing_ok=True)  # what failed at an earlier start must not be read as today's
+    # Erlang does not start in a folder that it may not read, as when root's shell became another user.
+    cwd = processes.private_folder(state / "home")
     if server == "redis":
-        return processes.spawn(state, "redis", *_redis(state, programs, settings), log=log, url=settings.redis_url)
+        argv, env = _redis(state, programs, settings)
+        return processes.spawn(state, "redis", argv, env, log=log, url=settings.redis_url, cwd=cwd)
     _ensure_epmd(state, programs, settings)
     argv, env = _rabbitmq(state, programs, settings)
-    return processes.spawn(state, "rabbitmq", argv, env, log=log, url=settings.amqp_url)
+    return processes.spawn(state, "rabbitmq", argv, env, log=log, url=settings.amqp_url, cwd=cwd)
 
 
 def _await(state: Path, server: Server, settings: Settings, say: Say) -> None:
@@ -286,7 +290,8 @@ def _ensure_epmd(state: Path, programs: Programs, settings: Settings) -> None:
     if record and processes.is_running(record):
         return
     argv = [programs.epmd, "-address", "127.0.0.1", "-port", str(settings.epmd_port)]
-    processes.spawn(state, _EPMD, argv, _environment(state), log=state / "logs" / "epmd.log")
+    log = state / "logs" / "epmd.log"
+    processes.spawn(state, _EPMD, argv, _environment(state), log=log, cwd=state / "home")
 
 
 def _environment(state: Path) -> Mapping[str, str]:
