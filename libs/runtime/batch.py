@@ -12,13 +12,12 @@ import structlog
 from redis.asyncio import Redis
 from redis.exceptions import (
     BusyLoadingError,
-    ConnectionError,
+    DataError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
     ResponseError,
-    TimeoutError,
 )
 
 from libs.contracts.errors import StoreAway
@@ -108,7 +107,12 @@ class Store:
             pipeline.execute_command(*call.command)
         try:
             replies = await pipeline.execute(raise_on_error=False)
-        except (ConnectionError, TimeoutError, OSError) as error:
+        except DataError as error:
+            # An argument that is no text or number, found before anything was sent: only its giver shall hear of it.
+            if len(batch) == 1:
+                return [error]
+            return [(await self._send([call]))[0] for call in batch]
+        except (RedisError, OSError) as error:
             self._lost(error)
             return [StoreAway(f"Redis gave no answer: {type(error).__name__}")] * len(batch)
         self._available = True

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -29,6 +29,7 @@ from libs.runtime.settle import Outcome, Settlement, reason, settlement
 log = structlog.get_logger(__name__)
 
 MAX_ATTEMPTS = 5
+MOST_PAUSE_SECONDS = 2.0
 ATTEMPTS_TTL_MS = 86_400_000
 _COUNT = load_script("libs.runtime", "count_attempt")
 _BURY = load_script("libs.runtime", "bury_message")
@@ -60,6 +61,7 @@ class Context:
         )
 
 
+T = TypeVar("T")
 Handler = Callable[[Any, Context], Awaitable[Outcome]]
 OnDead = Callable[[Message, Context, str], Awaitable[bool]]
 
@@ -71,6 +73,7 @@ class _Member:
     raw: Any
     delivery: Delivery
     bundle: "_Bundle"
+    counted: bool = False
 
 
 @dataclass(eq=False)
@@ -157,15 +160,24 @@ class Consumer:
                 if isinstance(member, _Errand):
                     await member.run()
                 elif not member.delivery.stale:
-                    await self._handle(member)
+                    await self._handle_or_give_back(member)
         finally:
             del self._lanes[lane]
+
+    async def _handle_or_give_back(self, member: _Member) -> None:
+        try:
+            await self._handle(member)
+        except Exception:
+            # A fault in the settling itself: a member left here unsettled would hold up its partition for good.
+            log.exception("settling.failed", queue=member.delivery.routing_key)
+            member.delivery.give_back()
 
     async def _handle(self, member: _Member) -> None:
         started = time.perf_counter()
         attempt = 1
-        while True:
-            result, envelope = await self._attempt(member, attempt)
+        pauses = 0
+        while not member.delivery.stale:
+            result, envelope = await self._attempt(member)
             match settlement(result):
                 case Settlement.ACKNOWLEDGE:
                     member.bundle.one_done()
@@ -176,9 +188,8 @@ class Consumer:
                         self._tell(envelope, "dead", attempt, started, result)
                         return
                 case Settlement.PAUSE:
-                    await self._wait_back(member)
-                    if member.delivery.stale:
-                        return
+                    pauses += 1
+                    await self._wait_back(pauses, result)
                 case Settlement.YIELD:
                     log.warning("ownership.lost", session=envelope.session if envelope else "")
                     member.delivery.give_back()
@@ -194,15 +205,16 @@ class Consumer:
                 case Settlement.NOTHING:
                     return
 
-    async def _attempt(self, member: _Member, attempt: int) -> tuple[Outcome | BaseException, Envelope | None]:
+    async def _attempt(self, member: _Member) -> tuple[Outcome | BaseException, Envelope | None]:
         envelope = None
         try:
             envelope, message = decode(member.raw)
             handler = self._handlers.get(envelope.type)
             if handler is None:
                 raise ContractError(f"{envelope.type} does not belong into this queue")
-            if attempt == 1 and member.delivery.redelivered:
+            if member.delivery.redelivered and not member.counted:
                 await self._count(envelope)
+                member.counted = True
             context = Context(envelope, self._clock.now_ms(), self._composer)
             return await self._decide(handler, message, context), envelope
         except asyncio.CancelledError as error:
@@ -214,12 +226,7 @@ class Consumer:
 
     async def _decide(self, handler: Handler, message: Message, context: Context) -> Outcome:
         """A handler that lost to another owner has dropped its state: decide again in place, three times."""
-        for _ in range(2):
-            try:
-                return await handler(message, context)
-            except LostOwnership:
-                continue
-        return await handler(message, context)
+        return await _thrice(lambda: handler(message, context))
 
     async def _count(self, envelope: Envelope) -> None:
         """A redelivered message may be one that kills us: count before the attempt (design §3, settling)."""
@@ -235,10 +242,15 @@ class Consumer:
         delay = after if after is not None else 0.05 * 2**attempt
         await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not a secret
 
-    async def _wait_back(self, member: _Member) -> None:
-        """Keep the delivery until the store answers; a lost broker makes it stale instead."""
+    async def _wait_back(self, pauses: int, error: Any) -> None:
+        """Keep the delivery until the store answers; a lost broker makes it stale instead.
+
+        A store that answers and still cannot serve (full, read-only) is asked less and less often.
+        """
         await self._store.wait_back()
-        await asyncio.sleep(random.uniform(0.01, 0.05))  # noqa: S311 - not all lanes at once
+        least = getattr(error, "retry_after", None) or 0.0
+        delay = max(least, min(0.03 * 2 ** min(pauses - 1, 10), MOST_PAUSE_SECONDS))
+        await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311 - not all lanes at once
 
     async def _bury(self, member: _Member, envelope: Envelope | None, error: Any) -> bool:
         """Commit the member as dead with a copy for the dead queue. False when the store is away meanwhile."""
@@ -247,23 +259,30 @@ class Consumer:
         copy = self._dead_copy(member, envelope, why, str(error))
         key = self._attempts_key(envelope) if envelope else self._keys.in_partition("attempts", 0, copy.id)
         try:
-            if envelope is not None and self._on_dead is not None:
-                await self._tell_owner(envelope, why)
+            # The copy first: once the owner has passed over it, another attempt would find it done.
             args = [self._clock.now_ms(), *self._outbox.args([copy])]
             await self._store.run(_BURY, [key, *self._outbox.keys(session)], args)
-        except StoreAway:
-            await self._wait_back(member)
-            return member.delivery.stale
-        self._outbox.post(session, [copy])
+            self._outbox.post(session, [copy])
+            if envelope is not None:
+                await self._tell_owner(envelope, why)
+        except StoreAway as away:
+            await self._wait_back(1, away)
+            return False
+        except LostOwnership:
+            member.delivery.give_back()
+            return False
         member.bundle.one_done()
         return True
 
     async def _tell_owner(self, envelope: Envelope, why: str) -> None:
+        told = self._on_dead
+        if told is None:
+            return
         try:
             _, message = decode(envelope.model_dump())
-            if self._on_dead is not None:
-                await self._on_dead(message, Context(envelope, self._clock.now_ms(), self._composer), why)
-        except StoreAway:
+            context = Context(envelope, self._clock.now_ms(), self._composer)
+            await _thrice(lambda: told(message, context, why))
+        except (StoreAway, LostOwnership):
             raise
         except Exception:
             log.exception("dead.not_recorded", type=envelope.type)
@@ -271,7 +290,7 @@ class Consumer:
     def _dead_copy(self, member: _Member, envelope: Envelope | None, why: str, detail: str) -> Outgoing:
         raw = member.raw if isinstance(member.raw, dict) else {"unreadable": _printable(member.raw)}
         if envelope is None:
-            id = derive_id("dead", self._service, _printable(member.raw))
+            id = derive_id("dead", self._service, repr(member.raw))
             envelope = Envelope(id=id, type="unreadable", session="", body=raw, at=self._clock.now_ms())
         id = derive_id("dead", self._service, envelope.id)
         wrapped = Envelope(
@@ -340,9 +359,18 @@ class _Errand:
                 self.done.set_result(None)
 
 
+async def _thrice(work: Callable[[], Awaitable[T]]) -> T:
+    for _ in range(2):
+        try:
+            return await work()
+        except LostOwnership:
+            continue
+    return await work()
+
+
 def _alone(body: bytes) -> Any:
     members = split(b"[" + body + b"]")
-    return members[0] if members else body
+    return members[0] if len(members) == 1 else body
 
 
 def _printable(raw: Any) -> str:

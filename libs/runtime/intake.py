@@ -123,7 +123,12 @@ class Intake:
         while not self._stopping.is_set():
             try:
                 await self._consume()
-            except (TimeoutError, AMQPError, DriverError, OSError, RuntimeError) as error:
+            except asyncio.CancelledError:
+                # The driver cancels what waits on a connection that breaks; only our own cancelling ends us.
+                if (task := asyncio.current_task()) is None or task.cancelling():
+                    raise
+                log.warning("intake.lost", queue=self.queue, error="CancelledError")
+            except Exception as error:
                 log.warning("intake.lost", queue=self.queue, error=type(error).__name__)
             finally:
                 self.consuming = False

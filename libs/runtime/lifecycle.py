@@ -60,6 +60,7 @@ class Runtime(Generic[S]):
         self._sweeps: list[tuple[float, Callable[[], Awaitable[None]], str]] = []
         self._tasks: list[asyncio.Task[Any]] = []
         self._closers: list[Callable[[], Awaitable[None]]] = []
+        self._broken: asyncio.Future[BaseException] | None = None
         self._store_check = health.StoreCheck(self.store, self.keys, allow_volatile=settings.allow_volatile_store)
         self.checks: dict[str, health.Check] = {
             "redis": self._store_check,
@@ -123,6 +124,7 @@ class Runtime(Generic[S]):
     async def run(self) -> int:
         """Live until SIGTERM or SIGINT, then drain. The exit status."""
         stop = asyncio.Event()
+        self._broken = asyncio.get_running_loop().create_future()
         self._on_signals(stop)
         app = health.routes(self.registry, self.checks, self._app, self._store_check.warnings)
         server = _Server(app, self.settings)
@@ -132,10 +134,13 @@ class Runtime(Generic[S]):
         serving = asyncio.create_task(server.serve())
         starting = asyncio.create_task(self._start())
         stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({serving, starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        ends: set[asyncio.Future[Any]] = {serving, stopping, self._broken}
+        await asyncio.wait({*ends, starting}, return_when=asyncio.FIRST_COMPLETED)
         fault = starting.exception() if starting.done() and not starting.cancelled() else None
         if fault is None and not stop.is_set():
-            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if self._broken.done():
+            fault = fault or self._broken.result()
         starting.cancel()
         await self._drain(server, serving)
         stopping.cancel()
@@ -159,7 +164,8 @@ class Runtime(Generic[S]):
         self.composer.epoch = await self._epoch()
         for intake in self._intakes:
             self._background(intake.serve(), intake.queue)
-        for seconds, sweep, name in [*self._sweeps, (RELAY_SECONDS, self.outbox.relay, "relay")]:
+        own = [(RELAY_SECONDS, self.outbox.relay, "relay"), (RELAY_SECONDS, self.broker.keep, "broker")]
+        for seconds, sweep, name in [*self._sweeps, *own]:
             self._background(self._repeat(seconds, sweep, name), name)
         await self.broker.publishing.get()
         log.info("service.started", partitions=self.keys.partitions, namespace=self.keys.namespace)
@@ -180,7 +186,16 @@ class Runtime(Generic[S]):
                 log.exception("sweep.failed", sweep=name)
 
     def _background(self, work: Any, name: str) -> None:
-        self._tasks.append(asyncio.create_task(work, name=name))
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._ended)
+        self._tasks.append(task)
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        """What works in the background never ends by a fault: without it the process would only seem to live."""
+        fault = None if task.cancelled() else task.exception()
+        if fault is not None and self._broken is not None and not self._broken.done():
+            log.error("background.failed", task=task.get_name(), exc_info=fault)
+            self._broken.set_result(fault)
 
     def _on_signals(self, stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()

@@ -86,9 +86,12 @@ class Outbox:
     async def _forget_in(self, partition: int, ids: list[str]) -> None:
         messages, due = self._keys.outbox(self._service, partition)
         try:
-            await asyncio.gather(self._store.command("ZREM", due, *ids), self._store.command("HDEL", messages, *ids))
+            # The body first: a time without a body is cleared by the relay, a body without a time by nobody.
+            await asyncio.gather(self._store.command("HDEL", messages, *ids), self._store.command("ZREM", due, *ids))
         except StoreAway:
             log.warning("outbox.not_forgotten", count=len(ids))  # the relay sends them again: receivers know them
+        except Exception:
+            log.exception("outbox.not_forgotten", count=len(ids))
         for id in ids:
             self._done(id)
 

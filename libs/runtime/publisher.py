@@ -60,6 +60,7 @@ class Publisher:
         self._waiting: list[_Waiting] = []
         self._wake = asyncio.Event()
         self._channel: Any = None
+        self._opening = asyncio.Lock()
         self._flushes: set[asyncio.Task[None]] = set()
 
     def send(self, message: Outgoing) -> "asyncio.Future[None]":
@@ -89,16 +90,19 @@ class Publisher:
     async def _flush(self, batch: list[_Waiting]) -> None:
         try:
             channel = await self._open()
-        except (TimeoutError, AMQPError, DriverError, OSError, BrokerAway) as error:
+            await asyncio.gather(*(self._publish(channel, bundle) for bundle in self._bundles(batch)))
+        except Exception as error:
             _fail(batch, BrokerAway(f"RabbitMQ is away: {type(error).__name__}"))
-            return
-        await asyncio.gather(*(self._publish(channel, bundle) for bundle in self._bundles(batch)))
+        finally:
+            # Whatever ends a flush, each giver hears of it: a future that stays open is never sent again (G8).
+            _fail(batch, BrokerAway("no confirm"))
 
     async def _open(self) -> aiormq.Channel:
-        if self._channel is None or self._channel.is_closed:
-            self._channel = await self._broker.publishing.channel(confirms=True)
-        underlay: aiormq.Channel = await self._channel.get_underlay_channel()
-        return underlay
+        async with self._opening:
+            if self._channel is None or self._channel.is_closed:
+                self._channel = await self._broker.publishing.channel(confirms=True)
+            underlay: aiormq.Channel = await self._channel.get_underlay_channel()
+            return underlay
 
     def _bundles(self, batch: list[_Waiting]) -> list[list[_Waiting]]:
         """Pack by destination: at most 64 members and 256 KiB, a larger member alone (design §7)."""
