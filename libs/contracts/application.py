@@ -23,6 +23,7 @@ from libs.contracts.origin import OriginKind
 from libs.contracts.templates import syntax_fault
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
+MOST_SECONDS = 1_000 * 365 * 86_400.0
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -34,14 +35,25 @@ class ApplicationError(ValueError):
         self.faults = faults
 
 
+class _Several(ValueError):
+    """Faults that already begin with their path."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = faults
+
+
 def seconds(value: Any) -> float:
     """A duration in seconds from `10m`, `96h`, `500ms`, or a number of seconds. Raises ValueError otherwise."""
     if isinstance(value, int | float) and not isinstance(value, bool):
+        # Above, milliseconds would leave the whole numbers that a script can hold.
+        if not abs(value) <= MOST_SECONDS:
+            raise ValueError("a duration is at most 1,000 years")
         return float(value)
     match = _DURATION.fullmatch(str(value))
     if match is None:
         raise ValueError("a duration is a number with ms, s, m, h or d, such as 10m")
-    return float(match[1]) * _SECONDS[match[2]]
+    return seconds(float(match[1]) * _SECONDS[match[2]])
 
 
 def _checked_template(text: str) -> str:
@@ -329,7 +341,7 @@ class Application(Part):
     def _names_exist(self) -> Self:
         faults = [*self._tool_faults(), *self._source_faults()]
         if faults:
-            raise ValueError("; ".join(faults))
+            raise _Several(faults)
         return self
 
     def _tool_faults(self) -> list[str]:
@@ -361,6 +373,10 @@ def parse_application(raw: Any, source: str) -> Application:
     except ValidationError as error:
         faults = []
         for fault in error.errors(include_input=False, include_url=False):
+            cause = fault.get("ctx", {}).get("error")
+            if isinstance(cause, _Several):
+                faults += cause.faults
+                continue
             path = ".".join(str(part) for part in fault["loc"]) or "file"
             faults.append(f"{path}: {fault['msg'].removeprefix('Value error, ')}")
         raise ApplicationError(source, faults) from None
@@ -373,8 +389,16 @@ def load_application(path: Path) -> Application:
     except OSError as error:
         raise ApplicationError(str(path), [f"file: {error.strerror}"]) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ApplicationError(str(path), [f"file: not YAML: {' '.join(str(error).split())}"]) from error
+        raise ApplicationError(str(path), [f"file: not YAML: {_yaml_fault(error)}"]) from None
     return parse_application(raw, str(path))
+
+
+def _yaml_fault(error: Exception) -> str:
+    """Where and why, without the line itself, which may hold a secret."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return type(error).__name__
+    return f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', None) or 'unreadable'}"
 
 
 def resolve_secret(reference: str, environment: Mapping[str, str]) -> str:

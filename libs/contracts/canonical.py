@@ -5,6 +5,7 @@ decimal text and whose integers stay within 2**53, for which sorted orjson outpu
 """
 
 import hashlib
+import math
 from typing import Any
 
 import orjson
@@ -18,12 +19,28 @@ JSON = Any
 def canonical(value: JSON) -> bytes:
     """The one byte string of a JSON value: keys sorted, no white space (after RFC 8785).
 
-    Raises ContractError for what JSON cannot hold, such as an integer above 2**53 - 1.
+    Raises ContractError for what JSON cannot hold, such as an integer above 2**53 - 1 or infinity.
     """
     try:
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER)
+        raw = orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER)
     except orjson.JSONEncodeError as error:
         raise ContractError(f"not canonical JSON: {error}") from error
+    if b"null" in raw and _holds_no_number(value):
+        raise ContractError("not canonical JSON: NaN or infinity")
+    return raw
+
+
+def _holds_no_number(value: JSON) -> bool:
+    """Whether NaN or infinity is somewhere in it, which would be written as null and so have null's digest."""
+    match value:
+        case float():
+            return not math.isfinite(value)
+        case dict():
+            return any(_holds_no_number(item) for item in value.values())
+        case list() | tuple():
+            return any(_holds_no_number(item) for item in value)
+        case _:
+            return False
 
 
 def digest(value: JSON) -> str:

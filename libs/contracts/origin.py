@@ -61,12 +61,13 @@ class SealKeys:
     def parse(cls, text: str) -> "SealKeys":
         """Read `id:base64[,id:base64…]`. Raises ValueError, without the key, for a bad form or < 32 bytes."""
         keys = []
-        for part in filter(None, (piece.strip() for piece in text.split(","))):
+        for number, part in enumerate(filter(None, (piece.strip() for piece in text.split(","))), 1):
             name, _, encoded = part.partition(":")
             try:
                 key = base64.b64decode(encoded, validate=True)
-            except binascii.Error as error:
-                raise ValueError(f"seal key {name[:16]!r} is not base64") from error
+            except (binascii.Error, ValueError):
+                # Not named: whoever swaps id and key would find the key in a log.
+                raise ValueError(f"seal key {number} is not base64 after its id and a colon") from None
             if not name or len(key) < MIN_KEY_BYTES:
                 raise ValueError(f"a seal key needs a name and at least {MIN_KEY_BYTES} bytes")
             keys.append((name, key))

@@ -14,7 +14,16 @@ class TemplateError(ValueError):
 
 
 def _environment() -> minijinja.Environment:
-    return minijinja.Environment(undefined_behavior="strict", fuel=FUEL, auto_escape_callback=lambda name: False)
+    return minijinja.Environment(
+        undefined_behavior="strict", fuel=FUEL, auto_escape_callback=lambda name: False, finalizer=_only_data
+    )
+
+
+def _only_data(value: Any) -> Any:
+    # A name that the data lacks and Python's dict has, such as `items`, is no value.
+    if callable(value):
+        raise TemplateError("undefined value: a template reads data, not methods")
+    return NotImplemented  # printed as ever
 
 
 _ENV = _environment()
@@ -36,8 +45,9 @@ def evaluate(template: str, context: Mapping[str, Any]) -> Any:
             value = _ENV.eval_expr(inner[2:-2], **context)
         except Exception as error:
             raise TemplateError(str(error).splitlines()[0]) from error
-        if value is None and "none" not in inner.lower():
+        if value is None:
             render(template, context)  # strict: an undefined name raises here
+        _only_data(value)
         return value
     return render(template, context)
 

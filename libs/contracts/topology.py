@@ -156,7 +156,7 @@ _PERMISSIONS: dict[str, tuple[str, str]] = {
     # user: (write, read), as alternatives after the name prefix; nobody may configure
     "ingress": (r"sessions|dead|notices", r"events\.in|ingress"),
     "session": (r"work|notices|dead", r"session\.\d+|planner"),
-    "consent": (r"sessions|notices|dead|work", r"consent"),
+    "consent": (r"sessions|notices|dead", r"consent"),
     "tools": (r"sessions|work|notices|dead", r"tools"),
     "publisher": (r"events", ""),
     "planner": (r"plans", r"planner"),
