@@ -7,7 +7,7 @@ import structlog
 
 from libs.contracts.consent import ActionAsked, ActionClosed, ActionNotAsked, DecisionRefused
 from libs.contracts.envelope import Message
-from libs.contracts.errors import PermanentError
+from libs.contracts.errors import LostOwnership, PermanentError, TransientError
 from libs.contracts.ingress import Input, InputAccepted
 from libs.contracts.tools import StepFinished
 from libs.runtime.clock import Clock
@@ -95,9 +95,31 @@ class Handlers:
         if not isinstance(message, InputAccepted):
             return False
         snapshot = await self._sessions.load(message.input.session)
-        if message.input.number > snapshot.state.applied:
-            await self._apply(snapshot, Buried(message.input, reason), message.input)
+        rung = message.input
+        while (number := snapshot.state.applied + 1) <= rung.number:
+            # What failed is the next number, which the doorbell of a later one may have read from the inbox.
+            failed = rung if number == rung.number else await self._next(snapshot, number)
+            await self._apply(snapshot, Buried(failed, reason), failed)
+            await self._rest(snapshot, rung)
         return True
+
+    async def _next(self, snapshot: Snapshot, number: int) -> Input:
+        found = await self._sessions.inputs(snapshot.state.session, number, number)
+        if not found:
+            await self._sessions.confirm(snapshot)
+            raise PermanentError("inbox_gap", f"number {number} is not in the inbox")
+        return found[0]
+
+    async def _rest(self, snapshot: Snapshot, rung: Input) -> None:
+        """Apply what follows a buried input, up to the one that rang; stop before the next that fails."""
+        try:
+            if snapshot.state.applied < rung.number:
+                for input in await self._missing(snapshot, rung):
+                    await self._apply(snapshot, Arrived(input), input)
+        except (TransientError, LostOwnership):
+            raise
+        except Exception as error:
+            log.warning("input.failed", session=rung.session, error=type(error).__name__)
 
     async def on_deadline(self, session: str) -> None:
         """A durable deadline of a session is reached."""

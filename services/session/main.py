@@ -5,9 +5,11 @@ from functools import partial
 from pathlib import Path
 
 import jsonschema_rs
+import structlog
 
 from libs.contracts.application import Application, load_application
 from libs.contracts.canonical import JSON
+from libs.contracts.errors import LostOwnership, StoreAway
 from libs.contracts.ingress import InputAccepted
 from libs.contracts.keys import Keys
 from libs.contracts.tools import StepFinished
@@ -22,6 +24,8 @@ from services.session.metrics import SessionMetrics
 from services.session.planners.scripted import ScriptedPlanner, load_rules
 from services.session.settings import SessionSettings
 from services.session.store import RedisSessions
+
+log = structlog.get_logger(__name__)
 
 DEADLINE_SECONDS = 1.0
 
@@ -69,10 +73,17 @@ async def build(rt: Runtime[SessionSettings]) -> None:
 async def sweep_deadlines(
     keys: Keys, sessions: RedisSessions, handlers: Handlers, consumer: Consumer, now: Callable[[], int]
 ) -> None:
-    """Look at the sessions whose durable deadline is reached, each in its lane."""
+    """Look at the sessions whose durable deadline is reached, each in its lane. One that fails stops no other."""
     for partition in range(keys.partitions):
         for session in await sessions.due(partition, now()):
-            await consumer.run_in_lane(session, partial(handlers.on_deadline, session))
+            try:
+                await consumer.run_in_lane(session, partial(handlers.on_deadline, session))
+            except LostOwnership:
+                continue  # another replica was first
+            except StoreAway:
+                raise
+            except Exception:
+                log.exception("deadline.failed", session=session)
 
 
 class ArgumentSchemas:

@@ -57,7 +57,6 @@ class Decision:
     trimmed: tuple[int, ...] = ()
     ends: tuple[TurnEnd, ...] = ()
     dispositions: tuple[str, ...] = ()
-    changed: bool = True
     want: Want = None
 
     def then(self, later: "Decision") -> "Decision":
@@ -71,7 +70,6 @@ class Decision:
             trimmed=self.trimmed + later.trimmed,
             ends=self.ends + later.ends,
             dispositions=self.dispositions + later.dispositions,
-            changed=self.changed or later.changed,
             want=later.want,
         )
 

@@ -1,7 +1,9 @@
 """What an input means when it arrives: a control, a fact about a subject, or the start of a turn."""
 
+from itertools import takewhile
+
 from libs.contracts.consent import DecideByText
-from libs.contracts.ingress import Input
+from libs.contracts.ingress import Input, InputKind
 from services.session.domain import turns
 from services.session.domain.draft import Draft
 from services.session.domain.rules import EXACT_DECISION, Rules, almost_a_decision
@@ -14,7 +16,7 @@ def on_input(draft: Draft, input: Input, rules: Rules) -> None:
     ref = InputRef.of(input)
     draft.line("input", _shown(input), turn="", origin=input.origin.kind, event=input.event)
     _mark_gone(draft, input, rules)
-    match input.kind:
+    match _trusted_kind(input):
         case "decision":
             _on_decision(draft, ref, input, rules)
         case "cancel":
@@ -25,6 +27,11 @@ def on_input(draft: Draft, input: Input, rules: Rules) -> None:
         case "event":
             _remember_event(draft, input)
             _start_or_queue(draft, ref, rules)
+
+
+def _trusted_kind(input: Input) -> InputKind:
+    """What is not from a user is an event, whatever it calls itself: it decides nothing and has no user's role."""
+    return input.kind if input.origin.kind == "user" else "event"
 
 
 def _on_message(draft: Draft, ref: InputRef, input: Input, rules: Rules) -> None:
@@ -70,7 +77,8 @@ def _on_decision(draft: Draft, ref: InputRef, input: Input, rules: Rules) -> Non
         turns.begin_granted(draft, ref, action, rules)
     else:
         draft.dispositions.append("queued")
-        draft.set(queue=(ref, *draft.state.queue))
+        first = sum(1 for _ in takewhile(lambda queued: queued.kind == "decision", draft.state.queue))
+        draft.set(queue=(*draft.state.queue[:first], ref, *draft.state.queue[first:]))
 
 
 def _start_or_queue(draft: Draft, ref: InputRef, rules: Rules) -> None:

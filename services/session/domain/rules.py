@@ -71,7 +71,7 @@ class Rules:
         template = self.application.tools[tool].registers if tool in self.application.tools else None
         if template is None:
             return ""
-        context: dict[str, Any] = {"result": result, "args": dict(args)}
+        context: dict[str, Any] = {**args, "result": result}  # as the door renders it
         try:
             return render(template, context)
         except TemplateError:

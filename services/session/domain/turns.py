@@ -219,12 +219,15 @@ def _store_result(draft: Draft, known: OperationRef, finished: StepFinished, sub
         draft.set(subjects={**kept, subject: known.id})
 
 
-_RANK = {"sent": 0, "in_progress": 1, "unknown": 2}
-_FINAL = 3
+_RANK = {"sent": 0, "pending": 0, "in_progress": 0, "unknown": 1}
+_FINAL = 2
 
 
 def _advances(old: str, new: str) -> bool:
-    """States only advance: sent → unknown → final. A final state stays (design §3)."""
+    """States only advance: sent → unknown → final. A final state stays (design §3).
+
+    That an operation is in progress is no news: the door, or the turn's deadline, will tell how it ended.
+    """
     return _RANK.get(new, _FINAL) > _RANK.get(old, _FINAL)
 
 
@@ -337,6 +340,9 @@ def start_queued(draft: Draft, input: Input, rules: Rules) -> None:
     if ref.kind == "decision" and action is not None:
         begin_granted(draft, ref, action, rules)
     elif ref.kind == "decision":
+        draft.line("action.refused", "it is not open here any more", turn="", event=ref.event)
+        draft.outcomes.append((ref, "acted"))
+        draft.trimmed.append(ref.number)
         draft.want = WantInput(rest[0].number) if rest else None
     else:
         begin(draft, ref, rules)

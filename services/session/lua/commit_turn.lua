@@ -42,7 +42,11 @@ at = at + trimmed + 1
 local outcomes = tonumber(ARGV[at])
 at = at + 1
 for i = 1, outcomes do
-  redis.call('HSET', KEYS[tonumber(ARGV[at])], ARGV[at + 1], ARGV[at + 2])
+  local bucket = KEYS[tonumber(ARGV[at])]
+  redis.call('HSET', bucket, ARGV[at + 1], ARGV[at + 2])
+  if redis.call('PTTL', bucket) < 0 then -- its day was over: whoever appended set the span, we only end it
+    redis.call('PEXPIRE', bucket, ttl)
+  end
   at = at + 3
 end
 if ARGV[5] == '' then
