@@ -97,7 +97,7 @@ class Deliveries:
             outcome=outcome,
             via=via,
             input=id,
-            event=sent,
+            event_id=sent,
             where=where,
             reason=reason,
             seconds=round(seconds, 6),

@@ -198,14 +198,13 @@ def _rendered(template: str, context: Mapping[str, Any]) -> str:
 
 def _routed(event: Event, source: Source, context: Mapping[str, Any]) -> Event | Misfit:
     """The event with its subject and its way to a session, or a Misfit where the data does not name them."""
-    meaning = source.types.get(event.type)
     subject = session = route_subject = ""
     try:
         if source.route is not None and source.route.session is not None:
             session = render(source.route.session, context)
         elif source.route is not None and source.route.subject is not None:
             route_subject = render(source.route.subject, context)
-        own = meaning.subject if meaning is not None else None
+        own = source.meaning(event.type).subject
         subject = route_subject if own is None else render(own, context)
     except TemplateError:
         return Misfit("no_route" if not (session or route_subject) else "no_subject", event)

@@ -154,7 +154,7 @@ class OperatorRoutes:
         """`GET /v1/log?after=N`: the newest deliveries of this replica that did not go the usual way."""
         self._operator(request, "read")
         after = request.query_params.get("after", "0")
-        return JSONResponse({"log": list(self._ring.lines(int(after) if after.isdecimal() else 0))})
+        return JSONResponse({"lines": list(self._ring.lines(int(after) if after.isdecimal() else 0))})
 
     async def _entry(self, request: Request) -> dict[str, Any]:
         entry = await self._store.quarantine_entry(request.path_params["id"])

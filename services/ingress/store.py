@@ -344,13 +344,13 @@ class IngressStore:
 
     async def quarantine_entry(self, id: str) -> dict[str, Any] | None:
         """One entry with its body, or None."""
-        identity, _, field = id.partition("-")
+        identity, _, field = id.rpartition("-")
         found = await self._store.command("HGET", self._keys.of_event("quarantine", identity, identity), field)
         return orjson.loads(found) if found is not None else None
 
     async def drop_quarantined(self, id: str) -> None:
         """An operator let it in, or it was pushed out by newer ones."""
-        identity, _, field = id.partition("-")
+        identity, _, field = id.rpartition("-")
         await asyncio.gather(
             self._store.command("HDEL", self._keys.of_event("quarantine", identity, identity), field),
             self._store.command("ZREM", self._keys.of_event("quarantineindex", identity), id),
@@ -409,10 +409,10 @@ def _held(tag: str) -> Held:
     return Held(expired=tag == "expired")
 
 
-def _queue(flat: list[bytes]) -> tuple[list[Event], list[Event]]:
+def _queue(fields: dict[bytes, bytes]) -> tuple[list[Event], list[Event]]:
     """(waiting in order, expired without an outcome) of a held queue's hash."""
     live, expired = [], []
-    for name, value in zip(flat[::2], flat[1::2], strict=True):
+    for name, value in fields.items():
         if name.startswith(b"e:"):
             live.append((int(name[2:]), Event.unpack(value.split(b" ", 2)[2])))
         elif name.startswith(b"x:"):

@@ -113,4 +113,4 @@ class Sweepers:
         self._ring.add(
             now, "input.dropped", event.source, text, event=event.event, input=event.id, outcome="held_expired"
         )
-        log.info("held.expired", input=event.id, source=event.source, event=event.event)
+        log.info("held.expired", input=event.id, source=event.source, event_id=event.event)
