@@ -193,6 +193,23 @@ def test_a_port_that_was_taken_meanwhile_is_replaced(fresh: Path, redis_url: str
     local.stop(fresh)
 
 
+def test_a_server_that_does_not_come_up_is_told_with_its_last_lines_and_leaves_nothing(
+    fresh: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = local._rabbitmq
+
+    def broken(*given: object) -> tuple[list[str], dict[str, str]]:
+        argv, env = real(*given)  # type: ignore[arg-type]
+        (fresh / "rabbitmq" / "rabbitmq.conf").write_text("no such setting = 1\n")
+        return argv, dict(env)
+
+    monkeypatch.setattr(local, "_rabbitmq", broken)
+    with pytest.raises(EngineError, match=r"(?s)rabbitmq ended at its start.*failed_to_parse_configuration_file"):
+        local.start(fresh)
+
+    assert naming(fresh) == []
+
+
 @pytest.mark.parametrize("moment", ["while it waits", "in the middle of starting", "before it recorded anything"])
 def test_what_a_killed_parent_left_is_ended_by_stop(fresh: Path, redis_url: str, moment: str) -> None:
     program = textwrap.dedent(

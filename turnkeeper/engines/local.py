@@ -161,6 +161,8 @@ def _start_once(state: Path, servers: Sequence[Server], programs: Programs, sett
             _await(state, server, settings, say)
     except BaseException:
         # What came up is ended again; another server of this folder is left as it was.
+        if "rabbitmq" in servers and (epmd := processes.read(state, _EPMD)):
+            started.append(epmd)
         processes.end(started, grace=2)
         raise
     pids = {record.name: record.pid for record in processes.read_all(state) if record.name in (*SERVERS, _EPMD)}
