@@ -1,0 +1,89 @@
+"""`turnkeeper sessions`, `session create`, `timeline`: which sessions there are, and what happened in one."""
+
+from typing import Annotated
+
+import typer
+
+from turnkeeper.cli.options import STATE, Json, SessionName, State, client
+from turnkeeper.printing import print_json, print_line, print_rows, print_timeline_line
+
+session_app = typer.Typer(help="Make a session.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("sessions")(sessions)
+    app.command("timeline")(timeline)
+
+
+def sessions(state: State = STATE, as_json: Json = False) -> None:
+    """List the sessions, newest first, with their owner and what they do now.
+
+    [bold]Example[/bold]
+
+      turnkeeper sessions --json | jq -r .session
+    """
+    with client(state) as asking:
+        found = [asking.session(name) for name in asking.sessions()]
+    rows = [
+        {
+            "session": one["session"],
+            "owner": one["owner"],
+            "turn": f"{one['turn']['id']} {one['turn']['origin']} {one['turn']['status']}" if one["turn"] else "",
+            "queued": one["queued"],
+            "asks": ", ".join(one["open_actions"]),
+            "inputs": one["applied"],
+        }
+        for one in found
+    ]
+    columns = ("session", "owner", "turn", "queued", "asks", "inputs")
+    print_rows(found if as_json else rows, columns, as_json=as_json, empty="no session yet: turnkeeper session create")
+
+
+@session_app.callback()
+def _session() -> None:
+    """Make a session."""
+
+
+@session_app.command("create")
+def create(
+    session: SessionName,
+    owner: Annotated[str, typer.Option(help="The user whose session it is; written once.", metavar="USER")],
+    state: State = STATE,
+    as_json: Json = False,
+) -> None:
+    """Make a session and name its owner, who alone may speak in it and is asked.
+
+    [bold]Example[/bold]
+
+      turnkeeper session create dinner --owner ana
+    """
+    with client(state) as asking:
+        answer = asking.create_session(session, owner)
+    if as_json:
+        print_json(dict(answer.body))
+    else:
+        print_line(f"{session} belongs to {owner}")
+
+
+def timeline(
+    session: SessionName,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay, and show lines as they come.")] = False,
+    after: Annotated[int, typer.Option(min=0, help="Only lines with a higher number.")] = 0,
+    state: State = STATE,
+    as_json: Json = False,
+) -> None:
+    """Show what happened in a session, in order: number, kind, text.
+
+    [bold]Examples[/bold]
+
+      turnkeeper timeline dinner
+
+      turnkeeper timeline dinner --follow --json | jq -r 'select(.kind == "action.asked") | .text'
+    """
+    with client(state) as asking:
+        for line in asking.follow(session, after) if follow else asking.timeline(session, after):
+            if as_json:
+                print_json(line.model_dump())
+            else:
+                print_timeline_line(line)

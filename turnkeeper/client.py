@@ -1,0 +1,389 @@
+"""A small client of a deployment: its four services over HTTP, its exchange over AMQP.
+
+Synchronous, since scripts and the command line are; each call is one request. A refusal raises `Refused` with the
+problem that the service told (RFC 9457); a service that does not answer raises `Unreachable`.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Coroutine, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self, TypeVar
+from urllib.parse import quote
+
+import aio_pika
+import httpx2
+import orjson
+
+from libs.contracts.application import ApplicationError, Source
+from libs.contracts.canonical import JSON
+from libs.contracts.consent import Verdict
+from libs.contracts.session import TimelineLine
+from turnkeeper.engines import probe
+from turnkeeper.signing import Outward, sign_event, user_token
+from turnkeeper.target import Target, TargetError
+
+Via = Literal["http", "amqp"]
+TIMEOUT_SECONDS = 10.0
+CONFIRM_SECONDS = 10.0
+T = TypeVar("T")
+
+
+class ClientError(Exception):
+    """What was asked did not happen. The text is one line and says what to do next."""
+
+
+class Unreachable(ClientError):
+    """No answer: whether the request was handled is not known. Sending it again with its id is safe."""
+
+
+class Refused(ClientError):
+    """The service said no: `status`, the problem's `code` (last part of its type) and its `title`."""
+
+    def __init__(self, status: int, code: str, title: str, detail: str = "") -> None:
+        super().__init__(f"{title} ({status} {code})" + (f": {detail}" if detail else ""))
+        self.status = status
+        self.code = code
+        self.title = title
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a service answered to something that was sent to it."""
+
+    status: int
+    body: Mapping[str, Any]
+
+    @property
+    def said(self) -> str:
+        """The answer in a word: `accepted`, `duplicate`, `held`, or the problem's code."""
+        code = str(self.body.get("type", "")).rpartition("/")[2]
+        return str(self.body["status"]) if isinstance(self.body.get("status"), str) else code or str(self.status)
+
+
+class Client:
+    """One deployment. Close it, or use it as a context manager."""
+
+    def __init__(self, target: Target, http: httpx2.Client | None = None) -> None:
+        self.target = target
+        # No proxies from the environment: what we speak to is named by its URL.
+        self._http = http or httpx2.Client(timeout=TIMEOUT_SECONDS, trust_env=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    # -- events
+
+    def sign(
+        self, source: str, *, event: str | None = None, type: str = "", data: JSON = None, seconds: int | None = None
+    ) -> Outward:
+        """An event of a source, signed with its scheme as of `seconds` (Unix, now if None).
+
+        Raises ClientError for an unknown source, SigningError for one that cannot be signed for.
+        """
+        return sign_event(
+            source,
+            self.source(source),
+            self.target.environment,
+            event=event or f"evt_{secrets.token_hex(8)}",
+            type=type,
+            data={} if data is None else data,
+            seconds=int(time.time()) if seconds is None else seconds,
+        )
+
+    def source(self, name: str) -> Source:
+        """A source of the application file. Raises ClientError."""
+        try:
+            sources = self.target.application().sources
+        except ApplicationError as error:
+            raise ClientError(f"the application file has faults: {'; '.join(error.faults)}") from error
+        if name not in sources:
+            raise ClientError(f"there is no source {name!r}: {self.target.config} has {', '.join(sources)}")
+        return sources[name]
+
+    def deliver(self, outward: Outward, via: Via = "http") -> Answer:
+        """Send a signed event as it is. Over HTTP the answer is ingress's, a refusal included; over AMQP it is the
+        broker's confirm: status 202, `published`."""
+        if via == "amqp":
+            over_amqp(self.target, _publish(self.target, outward))
+            return Answer(202, {"status": "published", "id": outward.event})
+        if self.source(outward.source).verify.scheme == "broker-user":
+            raise ClientError(f"{outward.source} is verified by the broker: use --via amqp")
+        url = f"/v1/events/{outward.source}"
+        return _answer(self._send("ingress", "POST", url, content=outward.body, headers=outward.headers))
+
+    def event_outcome(self, source: str, event: str) -> dict[str, Any]:
+        """What became of an event (operator). Raises Refused 404 for one that was never let in."""
+        return self._get("ingress", f"/v1/events/{source}/{_segment(event)}")
+
+    # -- users
+
+    def say(self, session: str, text: str, user: str, key: str | None = None) -> Answer:
+        """A user's message; `key` is its Idempotency-Key, drawn if None. Raises Refused."""
+        return self._as_user(user, "ingress", f"/v1/sessions/{session}/messages", {"text": text}, key)
+
+    def cancel(self, session: str, user: str, key: str | None = None) -> Answer:
+        """The owner's cancel. Raises Refused."""
+        return self._as_user(user, "ingress", f"/v1/sessions/{session}/cancel", {}, key)
+
+    def decide(self, session: str, action: str, verdict: Verdict, user: str, question_digest: str) -> dict[str, Any]:
+        """A user's decision; the receipt. Raises Refused."""
+        body = {"decision": verdict, "question_digest": question_digest}
+        answer = self._as_user(user, "consent", f"/v1/sessions/{session}/actions/{action}/decision", body)
+        return dict(answer.body)
+
+    def user_token(self, user: str) -> str:
+        """A token for a user. Raises TargetError where the secret is not known."""
+        return user_token(self.target.user_token_secret(), user, int(time.time()))
+
+    # -- sessions
+
+    def create_session(self, session: str, owner: str) -> Answer:
+        """Make a session; its owner is written once. Raises Refused."""
+        return _accepted(
+            self._send("ingress", "PUT", f"/v1/sessions/{session}", json={"owner": owner}, headers=self._operator())
+        )
+
+    def sessions(self) -> list[str]:
+        """Known sessions, newest first."""
+        return list(self._get("session", "/v1/sessions")["sessions"])
+
+    def session(self, session: str) -> dict[str, Any]:
+        """A session's state. Raises Refused."""
+        return self._get("session", f"/v1/sessions/{session}")
+
+    def history(self, session: str) -> list[dict[str, Any]]:
+        """What the planner is shown of a session, as chat messages. Raises Refused."""
+        return list(self._get("session", f"/v1/sessions/{session}/history")["messages"])
+
+    def timeline(self, session: str, after: int = 0) -> list[TimelineLine]:
+        """Lines with a higher number than `after`. Raises Refused."""
+        lines = self._get("session", f"/v1/sessions/{session}/timeline", after=after)["lines"]
+        return [TimelineLine.model_validate(line) for line in lines]
+
+    def follow(self, session: str, after: int = 0) -> Iterator[TimelineLine]:
+        """Lines as they come, for ever; a lost connection is made again after the last line seen. Raises Refused."""
+        self.session(session)  # so that a wrong name is told at once
+        while True:
+            with contextlib.suppress(Unreachable):
+                for line in self._stream(session, after):
+                    after = line.seq
+                    yield line
+            time.sleep(0.5)
+
+    def _stream(self, session: str, after: int) -> Iterator[TimelineLine]:
+        url = f"{self.target.url('session')}/v1/sessions/{session}/timeline"
+        headers = {**self._operator(), "accept": "text/event-stream", "last-event-id": str(after)}
+        try:
+            with self._http.stream("GET", url, headers=headers, timeout=httpx2.Timeout(30.0)) as answer:
+                if answer.status_code != 200:
+                    answer.read()
+                    _accepted(answer)
+                for text in answer.iter_lines():
+                    if text.startswith("data: "):
+                        yield TimelineLine.model_validate_json(text.removeprefix("data: "))
+        except httpx2.TransportError as error:
+            raise _away("session", self.target.url("session"), error) from error
+
+    # -- consent
+
+    def actions(self, session: str) -> list[dict[str, Any]]:
+        """A session's actions, oldest first. Raises Refused."""
+        return list(self._get("consent", f"/v1/sessions/{session}/actions")["actions"])
+
+    def action(self, session: str, action: str) -> dict[str, Any]:
+        """One action. Raises Refused."""
+        return self._get("consent", f"/v1/sessions/{session}/actions/{action}")
+
+    # -- the ledger
+
+    def operations(self, session: str | None = None, state: str | None = None) -> list[dict[str, Any]]:
+        """Operations of a session, or of all where they are unknown or pending. Raises Refused."""
+        chosen = {name: value for name, value in (("session", session), ("state", state)) if value}
+        return list(self._get("tools", "/v1/operations", **chosen)["operations"])
+
+    def operation(self, session: str, operation: str) -> dict[str, Any]:
+        """One operation, by its id (`O3`) or key. Raises Refused."""
+        return self._get("tools", f"/v1/operations/{session}/{operation}")
+
+    def resolve(self, session: str, operation: str, state: str, note: str) -> dict[str, Any]:
+        """An operator's word on an unknown outcome. Raises Refused."""
+        body = {"state": state, "note": note}
+        url = f"/v1/sessions/{session}/operations/{operation}/resolve"
+        return dict(_accepted(self._send("tools", "POST", url, json=body, headers=self._operator())).body)
+
+    # -- what did not go the usual way
+
+    def held(self) -> list[dict[str, Any]]:
+        """Events that wait for their subject or session."""
+        return list(self._get("ingress", "/v1/held")["held"])
+
+    def release_held(self, body: Mapping[str, JSON]) -> dict[str, Any]:
+        """Deliver held events now. Raises Refused."""
+        return dict(
+            _accepted(self._send("ingress", "POST", "/v1/held/release", json=body, headers=self._operator())).body
+        )
+
+    def quarantine(self) -> list[dict[str, Any]]:
+        """Events that must not be acted on as they are."""
+        return list(self._get("ingress", "/v1/quarantine")["quarantine"])
+
+    def quarantined(self, id: str) -> dict[str, Any]:
+        """One of them, with its body. Raises Refused."""
+        return self._get("ingress", f"/v1/quarantine/{_segment(id)}")
+
+    def release_quarantined(self, id: str, session: str | None = None) -> dict[str, Any]:
+        """Let one in as an event of its own. Raises Refused."""
+        body = {"session": session} if session else {}
+        url = f"/v1/quarantine/{_segment(id)}/release"
+        return dict(_accepted(self._send("ingress", "POST", url, json=body, headers=self._operator())).body)
+
+    def ingress_log(self) -> list[dict[str, Any]]:
+        """Recent deliveries that were rejected, dropped, held or quarantined, of every known replica, by time."""
+        lines: list[dict[str, Any]] = []
+        for url in self.target.all_urls("ingress"):
+            answer = self._request("ingress", url, "GET", "/v1/log", headers=self._operator())
+            lines += _accepted(answer).body["lines"]
+        return sorted(lines, key=lambda line: (line["at"], line["seq"]))
+
+    # -- how it is
+
+    def metrics(self, service: str) -> str:
+        """The metrics of all known replicas of a service, as text."""
+        return "\n".join(self._request(service, url, "GET", "/metrics").text for url in self.target.all_urls(service))
+
+    def readiness(self, service: str, url: str) -> tuple[bool, dict[str, Any]]:
+        """Whether one replica is ready, and what it says: `faults`, `warnings`. Raises Unreachable."""
+        answer = self._request(service, url, "GET", "/readyz")
+        body = _json(answer)
+        return answer.status_code == 200, body if isinstance(body, dict) else {}
+
+    # -- the sandbox, as people of the demo's world use it
+
+    def world(self) -> dict[str, Any]:
+        """The sandbox's records, and lines for people."""
+        return dict(_accepted(self._request("sandbox", self.target.sandbox_url(), "GET", "/v1/world")).body)
+
+    def effects(self) -> list[dict[str, Any]]:
+        """The sandbox's log: every effect and refusal, in order."""
+        answer = self._request("sandbox", self.target.sandbox_url(), "GET", "/v1/log")
+        return list(_accepted(answer).body["entries"])
+
+    def change_world(self, actor: str, collection: str, where: Mapping[str, JSON], set: Mapping[str, JSON]) -> None:
+        """Somebody of that world changes their own records. Raises Refused."""
+        _accepted(
+            self._request(
+                "sandbox",
+                self.target.sandbox_url(),
+                "POST",
+                f"/v1/{collection}/change",
+                json={"where": dict(where), "set": dict(set)},
+                headers={"turnkeeper-actor": actor},
+            )
+        )
+
+    # -- how it is asked
+
+    def _get(self, service: str, path: str, **query: str | int) -> dict[str, Any]:
+        return dict(_accepted(self._send(service, "GET", path, params=query, headers=self._operator())).body)
+
+    def _operator(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.target.operator_token()}"}
+
+    def _as_user(self, user: str, service: str, path: str, body: Mapping[str, JSON], key: str | None = None) -> Answer:
+        headers = {
+            "authorization": f"Bearer {self.user_token(user)}",
+            "idempotency-key": key or f"msg_{secrets.token_hex(8)}",
+        }
+        return _accepted(self._send(service, "POST", path, json=dict(body), headers=headers))
+
+    def _send(self, service: str, method: str, path: str, **what: Any) -> httpx2.Response:
+        return self._request(service, self.target.url(service), method, path, **what)
+
+    def _request(self, service: str, base: str, method: str, path: str, **what: Any) -> httpx2.Response:
+        try:
+            return self._http.request(method, base + path, **what)
+        except (httpx2.TransportError, httpx2.InvalidURL) as error:
+            raise _away(service, base, error) from error
+
+
+def over_amqp(target: Target, work: Coroutine[Any, Any, T]) -> T:
+    """Run one exchange with the broker to its end. Raises Unreachable where it does not answer or refuses."""
+    try:
+        return asyncio.run(work)
+    except (TimeoutError, OSError, aio_pika.exceptions.AMQPError) as error:
+        where = probe.place(target.amqp_url())
+        raise Unreachable(
+            f"RabbitMQ at {where} did not do it ({type(error).__name__}): is it up? turnkeeper doctor"
+        ) from error
+
+
+async def _publish(target: Target, outward: Outward) -> None:
+    """Publish to the events exchange as any publisher does, and wait for the broker's confirm."""
+    connection = await aio_pika.connect(target.amqp_url(), timeout=CONFIRM_SECONDS)
+    async with connection:
+        channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+        exchange = await channel.get_exchange(target.topology().events, ensure=False)
+        routing_key = f"{outward.source}.{outward.type}" if outward.type else outward.source
+        message = aio_pika.Message(
+            outward.body,
+            headers=dict(outward.headers),
+            content_type="application/json",
+            delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+        )
+        await exchange.publish(message, routing_key, mandatory=True, timeout=CONFIRM_SECONDS)
+
+
+def _away(service: str, url: str, error: Exception) -> Unreachable:
+    return Unreachable(
+        f"{service} at {url} does not answer ({type(error).__name__}): is it up? turnkeeper status, turnkeeper doctor"
+    )
+
+
+def _json(answer: httpx2.Response) -> Any:
+    try:
+        return orjson.loads(answer.content)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _answer(answer: httpx2.Response) -> Answer:
+    body = _json(answer)
+    return Answer(answer.status_code, body if isinstance(body, dict) else {})
+
+
+def _accepted(answer: httpx2.Response) -> Answer:
+    """The answer, unless it is a refusal: then Refused is raised with its problem."""
+    told = _answer(answer)
+    if answer.is_success:
+        return told
+    code = str(told.body.get("type", "")).rpartition("/")[2] or "http"
+    title = str(told.body.get("title") or answer.reason_phrase or "refused")
+    raise Refused(answer.status_code, code, title, str(told.body.get("detail") or ""))
+
+
+def _segment(text: str) -> str:
+    """Text as one segment of a path."""
+    return quote(text, safe="")
+
+
+__all__ = [
+    "Answer",
+    "Client",
+    "ClientError",
+    "Refused",
+    "TargetError",
+    "Unreachable",
+    "Via",
+    "over_amqp",
+]

@@ -1,0 +1,75 @@
+"""A play for people: the story as it goes, then timeline, world and the metrics that it moved."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from turnkeeper.demo.runner import Played
+from turnkeeper.printing import one_line, print_line, print_timeline_line, progress
+
+_SHOWN = ("turnkeeper_ingress_events_total", "turnkeeper_consent_")
+_LEFT_OUT = ("_bucket", "_created")
+
+
+class Watching:
+    """Prints the story to stdout, waiting to stderr."""
+
+    def told(self, text: str) -> None:
+        """A sentence of the story."""
+        print_line(f"\n{text}")
+
+    def answered(self, text: str) -> None:
+        """What was answered or seen."""
+        print_line(f"  {one_line(text)}")
+
+    def waiting(self, text: str) -> None:
+        """What is waited for."""
+        progress(f"  … {text}")
+
+
+class Silent:
+    """Shows nothing: the result is printed for programs."""
+
+    def told(self, text: str) -> None:
+        """A sentence of the story."""
+
+    def answered(self, text: str) -> None:
+        """What was answered or seen."""
+
+    def waiting(self, text: str) -> None:
+        """What is waited for, which programs may want to see too."""
+        progress(text)
+
+
+def print_played(played: Played) -> None:
+    """Timeline, what ingress did not let through, the world."""
+    print_line("\nTimeline")
+    for line in played.lines:
+        print_timeline_line(line)
+    if played.came.deliveries:
+        print_line("\nIngress's log: these wrote nothing to the session")
+        for delivery in played.came.deliveries:
+            print_line(f"    {one_line(delivery)}")
+    print_line("\nThe world, from the sandbox's own log")
+    for fact in played.came.world:
+        print_line(f"-- {one_line(fact)}")
+
+
+def print_metrics(grown: Mapping[str, float]) -> None:
+    """The samples of ingress's and consent's metrics that are not zero, as a scrape shows them."""
+    print_line("\nMetrics, scraped from the four services (counted since the start)")
+    for name, value in sorted(grown.items()):
+        base = name.partition("{")[0]
+        if name.startswith(_SHOWN) and value and not base.endswith(_LEFT_OUT):
+            print_line(f"{name} {value:g}")
+
+
+def print_history(messages: Iterable[Mapping[str, Any]]) -> None:
+    """What the planner saw: who says what in which role."""
+    print_line("\nWhat the planner saw")
+    for message in messages:
+        role = message.get("role", "")
+        if message.get("content"):
+            print_line(f"  [{role}] {one_line(str(message['content']))}")
+        for call in message.get("tool_calls") or ():
+            function = call["function"]
+            print_line(f"  [{role}] calls {function['name']}({one_line(function['arguments'])})")
