@@ -16,6 +16,7 @@ from libs.runtime.apidocs import docs_routes
 from libs.runtime.auth import Operators, UserTokens
 from libs.runtime.problems import Problem, problem_handlers
 from services.session.domain.state import SessionState
+from services.session.domain.view import messages
 from services.session.store import RedisSessions
 
 POLL_SECONDS = 0.25
@@ -50,6 +51,13 @@ class Edge:
             return StreamingResponse(self._events(session, after), media_type="text/event-stream")
         lines = await self._sessions.timeline(session, after)
         return JSONResponse({"lines": [line.model_dump() for line in lines]})
+
+    async def history(self, request: Request) -> Response:
+        """What the planner is shown of the past, as the chat messages that it would get now (operator)."""
+        self._operators.check(request.headers.get("authorization"), "read")
+        session = await self._allowed(request)
+        snapshot = await self._sessions.read(session)
+        return JSONResponse({"messages": list(messages(snapshot.history))})
 
     async def _events(self, session: str, after: int) -> AsyncIterator[bytes]:
         quiet = 0
@@ -109,5 +117,6 @@ def make_app(sessions: RedisSessions, tokens: UserTokens, operators: Operators) 
         Route("/v1/sessions", edge.list),
         Route("/v1/sessions/{session}", edge.show),
         Route("/v1/sessions/{session}/timeline", edge.timeline),
+        Route("/v1/sessions/{session}/history", edge.history),
     ]
     return Starlette(routes=[*routes, *docs_routes("session", routes)], exception_handlers=problem_handlers)
