@@ -46,8 +46,9 @@ class SandboxLog:
         self._at += whole
         for line in raw[:whole].splitlines():
             entry = json.loads(line)
-            record = entry.get("record")
-            if entry.get("collection") in EFFECTS and isinstance(record, dict) and "event" in record:
+            if entry["collection"] not in EFFECTS or entry["outcome"] != "committed":
+                continue
+            for record in entry["records"]:
                 self.effects[record["event"]] += 1
                 self.order[record["session"], entry["collection"]].append(record["event"])
 
