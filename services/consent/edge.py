@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI, Header, Path
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -169,10 +170,8 @@ class _SmallBodies:
             message = await receive()
             size += len(message.get("body", b""))
             if size > MAX_BODY:
-                raise Problem(413, "too-large", "The request is too large", f"At most {MAX_BODY} bytes.")
+                # FastAPI passes on this exception alone from the reading of a body.
+                raise HTTPException(413, f"The request is too large: at most {MAX_BODY} bytes")
             return message
 
-        try:
-            await self._app(scope, counted, send)
-        except Problem as problem:
-            await problem.response()(scope, receive, send)
+        await self._app(scope, counted, send)
