@@ -398,7 +398,9 @@ def _yaml_fault(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return type(error).__name__
-    return f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', None) or 'unreadable'}"
+    # Faults of aliases and tags name them, and so may tell what was written there.
+    told = isinstance(error, yaml.scanner.ScannerError | yaml.parser.ParserError)
+    return f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', '') if told else 'unreadable'}"
 
 
 def resolve_secret(reference: str, environment: Mapping[str, str]) -> str:
