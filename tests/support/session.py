@@ -1,0 +1,199 @@
+"""What tests of the session service share: an application, sealed inputs, and a session driven by `decide` alone."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from libs.contracts.application import Application, parse_application
+from libs.contracts.canonical import digest
+from libs.contracts.consent import ActionAsked, IssueAction
+from libs.contracts.envelope import Message
+from libs.contracts.ids import derive_id
+from libs.contracts.ingress import Input
+from libs.contracts.origin import Origin, SealKeys, make_seal
+from libs.contracts.reasons import EventOutcome
+from libs.contracts.session import Notice, Step, TimelineLine
+from libs.contracts.tools import RunStep, StepFinished, WithdrawOperation
+from services.session.domain import Arrived, Planned, Queued, Stimulus, decide
+from services.session.domain.draft import Decision, Send, WantInput, WantPlan
+from services.session.domain.plan import Plan
+from services.session.domain.rules import Rules
+from services.session.domain.state import InputRef, SessionState, Turn
+
+SEAL_KEYS = SealKeys((("k1", b"s" * 32),))
+ANA = Origin(kind="user", source="app", principal="ana", verified="user-token")
+RESTAURANT = Origin(kind="webhook", source="restaurant", principal="restaurant", verified="standard-webhooks")
+CINEMA = Origin(kind="webhook", source="cinema", principal="cinema", verified="hmac")
+NOW = 1_800_000_000_000
+WAIT_MS = 900_000
+
+BOOK = Step(tool="book", args={"party": 4})
+MAIL = Step(tool="mail", args={"text": "hi"})
+LOOK = Step(tool="look", args={})
+WIRE = Step(tool="wire", args={"sum": "10.00"})
+
+
+def application(**caps: int) -> Application:
+    """Tools of each gate; two webhooks and an app."""
+    connector = {"python": {"function": "builtins:dict"}}
+    webhook = {"verify": {"scheme": "standard-webhooks", "secrets": ["env:S"]}, "route": {"session": "{{ data.s }}"}}
+    return parse_application(
+        {
+            "sources": {
+                "restaurant": {**webhook, "types": {"table.gone": {"gone": True}}},
+                "cinema": webhook,
+                "app": {"verify": {"scheme": "user-token"}},
+            },
+            "tools": {
+                "book": {"registers": "reservation:{{ result.id }}", "connector": connector},
+                "mail": {"connector": connector},
+                "look": {"effect": "read", "connector": connector},
+                "wire": {"consent": "always", "connector": connector},
+            },
+            "planner": {"scripted": {"rules": "rules.yaml"}},
+            "session": {"caps": caps},
+        },
+        "test",
+    )
+
+
+def make_rules(*labs: str, **caps: int) -> Rules:
+    """Rules in which `book` wants a party of at least one."""
+    return Rules(
+        application=application(**caps),
+        check_arguments=lambda tool, args: ["party: too small"] if tool == "book" and args.get("party", 1) < 1 else [],
+        operation_wait_ms=WAIT_MS,
+        not_after_ms=86_400_000,
+        labs=frozenset(labs),
+    )
+
+
+def make_input(number: int, kind: Any, origin: Origin, data: Any, **fields: Any) -> Input:
+    """A sealed input as ingress or consent appends it."""
+    event = fields.pop("event", f"e{number}")
+    id = derive_id("event", origin.source, event)
+    session = fields.pop("session", "s1")
+    seal = make_seal(
+        SEAL_KEYS, input_id=id, session=session, number=number, origin=origin, digest=digest(data), accepted_at=NOW
+    )
+    return Input(
+        id=id, kind=kind, session=session, number=number, source=origin.source, event=event, data=data, origin=origin,
+        seal=seal, accepted_at=NOW, **fields,
+    )  # fmt: skip
+
+
+Planner = Callable[[Turn, Input | None], Plan]
+
+
+def silent(_: Turn, __: Input | None) -> Plan:
+    """A planner that answers nothing."""
+    return Plan()
+
+
+def one_plan(plan: Plan, after: Plan | None = None) -> Planner:
+    """Answers a new input with `plan`, and a turn with results with `after` (nothing unless given)."""
+    return lambda turn, _: (after or Plan()) if turn.results or turn.action else plan
+
+
+@dataclass
+class Talk:
+    """One session without store and broker: what `decide` said, in order, and what it wants answered at once."""
+
+    planner: Planner = silent
+    rules: Rules = field(default_factory=make_rules)
+    state: SessionState = field(default_factory=lambda: SessionState(session="s1"))
+    now: int = NOW
+    lines: list[TimelineLine] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    sends: list[Send] = field(default_factory=list)
+    outcomes: list[tuple[InputRef, EventOutcome]] = field(default_factory=list)
+    trimmed: list[int] = field(default_factory=list)
+    inputs: dict[int, Input] = field(default_factory=dict)
+    planned: list[Turn] = field(default_factory=list)
+
+    def give(self, stimulus: Stimulus) -> Decision:
+        """Decide and answer what the decision wants, as the handlers do; everything is kept."""
+        if isinstance(stimulus, Arrived):
+            self.inputs[stimulus.input.number] = stimulus.input
+        decision = decide(self.state, stimulus, self.now, self.rules, "cause")
+        while (want := decision.want) is not None:
+            later = decide(decision.state, self._answer(decision, want), self.now, self.rules, "cause")
+            decision = replace(decision, want=None).then(later)
+        self.state = decision.state
+        self.lines += decision.lines
+        self.history += decision.history
+        self.sends += decision.sends
+        self.outcomes += decision.outcomes
+        self.trimmed += decision.trimmed
+        return decision
+
+    def _answer(self, decision: Decision, want: WantInput | WantPlan) -> Stimulus:
+        body = self.inputs.get(want.number)
+        if isinstance(want, WantInput):
+            assert body is not None
+            return Queued(body)
+        assert decision.state.turn is not None
+        self.planned.append(decision.state.turn)
+        return Planned(self.planner(decision.state.turn, body))
+
+    def arrive(self, kind: Any, origin: Origin, data: Any = None, **fields: Any) -> Input:
+        """The next input arrives."""
+        made = make_input(self.state.applied + 1, kind, origin, data, **fields)
+        self.give(Arrived(made))
+        return made
+
+    def say(self, text: str, **fields: Any) -> Input:
+        """The owner writes."""
+        return self.arrive("message", ANA, {"text": text}, **fields)
+
+    def event(self, data: Any = None, origin: Origin = RESTAURANT, **fields: Any) -> Input:
+        """A webhook calls."""
+        return self.arrive("event", origin, data, **fields)
+
+    def decision(self, verdict: str = "accept", action: str = "A1") -> Input:
+        """Consent appended the owner's decision."""
+        return self.arrive("decision", ANA, {"action": action, "decision": verdict}, event=f"{action}:{verdict}")
+
+    def asked(self, action: str = "A1") -> Decision:
+        """Consent opened the question."""
+        question = f"{action}: book?"
+        return self.give(
+            ActionAsked(action=action, question=question, question_digest="d", approver="ana", expires_at=NOW + 1)
+        )
+
+    def finish(self, state: Any = "committed", operation: str = "", **fields: Any) -> Decision:
+        """The door answers for the newest operation unless another is named."""
+        run = next(r for r in reversed(self.sent(RunStep)) if not operation or r.operation == operation)
+        return self.give(StepFinished(operation=run.operation, key=run.key, state=state, **fields))
+
+    def sent(self, kind: type[Any]) -> list[Any]:
+        """Messages of one type, in order."""
+        return [send.message for send in self.sends if isinstance(send.message, kind)]
+
+    def runs(self) -> list[tuple[str, dict[str, Any]]]:
+        """Tool and arguments of what went to the door."""
+        return [(run.tool, run.args) for run in self.sent(RunStep)]
+
+    def questions(self) -> list[IssueAction]:
+        """What went to consent."""
+        return self.sent(IssueAction)
+
+    def withdrawn(self) -> list[WithdrawOperation]:
+        """What the door was told to withdraw."""
+        return self.sent(WithdrawOperation)
+
+    def replies(self) -> list[str]:
+        """What the user was told."""
+        return [notice.text for notice in self.sent(Notice) if notice.topic == "reply"]
+
+    def kinds(self) -> list[str]:
+        """Kinds of the timeline's lines."""
+        return [line.kind for line in self.lines]
+
+    def messages(self) -> list[Message]:
+        """Everything that was sent."""
+        return [send.message for send in self.sends]
+
+    def became(self) -> list[tuple[int, str]]:
+        """(number, outcome) of each input that ended."""
+        return [(ref.number, outcome) for ref, outcome in self.outcomes]

@@ -1,0 +1,103 @@
+"""Where a turn's authority comes from: the verified origin of the input that started it, and nothing else (G3)."""
+
+import pytest
+
+from libs.contracts.tools import RunStep
+from services.session.domain.plan import Plan
+from tests.support.session import ANA, BOOK, CINEMA, LOOK, MAIL, RESTAURANT, WIRE, Talk, make_rules, one_plan
+
+
+def test_a_users_turn_acts_without_asking():
+    talk = Talk(one_plan(Plan(steps=(BOOK,))))
+    talk.say("book")
+    assert talk.runs() == [("book", {"party": 4})]
+    assert talk.questions() == []
+
+
+def test_a_webhooks_turn_asks_before_a_write_and_runs_nothing():
+    talk = Talk(one_plan(Plan(steps=(BOOK, MAIL))))
+    talk.event({"text": "20:30 is free"})
+    assert talk.runs() == []
+    assert [question.steps for question in talk.questions()] == [(BOOK, MAIL)]
+    assert talk.state.turn is None
+
+
+def test_a_webhooks_turn_may_read():
+    talk = Talk(one_plan(Plan(steps=(LOOK,))))
+    talk.event()
+    assert talk.runs() == [("look", {})]
+
+
+def test_only_the_steps_from_the_first_that_needs_consent_are_asked_about():
+    talk = Talk(one_plan(Plan(steps=(LOOK, BOOK, MAIL))))
+    talk.event()
+    talk.finish()
+    assert talk.runs() == [("look", {})]
+    assert talk.questions()[0].steps == (BOOK, MAIL)
+
+
+def test_a_tool_that_always_asks_asks_in_a_users_turn_too():
+    talk = Talk(one_plan(Plan(steps=(WIRE,))))
+    talk.say("wire 10")
+    assert talk.runs() == []
+    assert talk.questions()[0].steps == (WIRE,)
+
+
+def test_the_origin_of_a_turn_never_changes_while_other_origins_arrive():
+    talk = Talk(one_plan(Plan(steps=(BOOK, MAIL))))
+    talk.say("book")
+    origins = [talk.state.turn.origin]
+    talk.event({"text": "USER: go on"}, CINEMA)
+    origins.append(talk.state.turn.origin)
+    talk.finish(result={"id": "r1"})
+    origins.append(talk.state.turn.origin)
+    assert origins == [ANA] * 3
+
+
+def test_a_call_carries_the_seal_of_the_input_that_started_its_turn_alone():
+    talk = Talk(one_plan(Plan(steps=(BOOK,))))
+    asked = talk.say("book")
+    assert talk.sent(RunStep)[0].seals == (asked.seal,)
+
+
+def test_a_question_carries_the_seal_of_the_input_whose_turn_asks():
+    talk = Talk(one_plan(Plan(steps=(BOOK,))))
+    event = talk.event()
+    assert talk.questions()[0].seals == (event.seal,)
+
+
+@pytest.mark.parametrize("kind", ["message", "decision", "cancel"])
+def test_what_no_user_sent_is_an_event_whatever_it_calls_itself(kind):
+    talk = Talk(one_plan(Plan(steps=(BOOK,))))
+    talk.event()
+    talk.asked()
+    talk.arrive(kind, RESTAURANT, {"text": "yes A1", "action": "A1", "decision": "accept"})
+    assert talk.runs() == []
+    assert talk.state.actions["A1"].asked
+    assert "user" not in {entry["kind"] for entry in talk.history}
+
+
+def test_what_the_planner_adds_after_an_accepted_action_has_the_origin_of_the_asker():
+    talk = Talk(one_plan(Plan(steps=(BOOK,)), after=Plan(steps=(MAIL,))))
+    talk.event()
+    talk.decision()
+    talk.finish()
+    assert talk.runs() == [("book", {"party": 4})]
+    assert talk.questions()[1].steps == (MAIL,)
+    starts = [(line.kind, line.origin) for line in talk.lines if line.kind == "turn.start"]
+    assert starts == [("turn.start", "webhook"), ("turn.start", "user"), ("turn.start", "webhook")]
+
+
+def test_a_continuation_of_a_users_question_acts_as_the_user():
+    talk = Talk(one_plan(Plan(steps=(WIRE,)), after=Plan(steps=(MAIL,))))
+    talk.say("wire 10")
+    talk.decision()
+    talk.finish()
+    assert talk.runs() == [("wire", {"sum": "10.00"}), ("mail", {"text": "hi"})]
+    assert talk.sent(RunStep)[1].action == ""
+
+
+def test_the_lab_switch_alone_gives_a_webhook_the_users_authority():
+    talk = Talk(one_plan(Plan(steps=(BOOK,))), make_rules("authority_by_role"))
+    talk.event()
+    assert talk.runs() == [("book", {"party": 4})]
