@@ -41,7 +41,7 @@ class Dinner:
         await self.publish(EVENT, self.offer)
         self.question = await eventually(self._open_question, STEP_SECONDS)
         self.asked = self.effects()
-        self.deployment.cli("accept", SESSION, self.question["id"], "--as", USER)
+        self.deployment.cli("accept", SESSION, self.question["action"], "--as", USER)
         self.done = await eventually(lambda: self._effects(4), STEP_SECONDS)
 
     async def publish(self, event: str, data: dict[str, Any]) -> None:

@@ -35,6 +35,24 @@ def test_nobody_uses_redis_without_a_name(stores: Deployment) -> None:
     assert "NOAUTH" in answer
 
 
+def test_the_default_user_cannot_be_used(stores: Deployment) -> None:
+    for password in ("", "default"):
+        answer = stores.compose("exec", "-T", "redis", "redis-cli", "--user", "default", "--pass", password, "ping")
+        assert "PONG" not in answer
+
+
+def test_what_a_script_wrote_survives_a_restart_of_redis(stores: Deployment) -> None:
+    """Several writes of one script are a transaction in the append-only file. Redis drops those at the start, and
+    says that all is well, if its default user may not do what they do."""
+    keys = ("tk:{i01}:event:restart-a", "tk:{i01}:event:restart-b")
+    script = "redis.call('SET', KEYS[1], 'a') redis.call('SET', KEYS[2], 'b') return 'done'"
+    sha = stores.redis("ingress", "script", "load", script)
+    assert stores.redis("ingress", "evalsha", sha, "2", *keys) == "done"
+    stores.compose("restart", "redis")
+    stores.compose("up", "--detach", "--wait", "redis", within=90)
+    assert stores.redis("ingress", "mget", *keys).split() == ["a", "b"]
+
+
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_service_cannot_wipe_or_reconfigure_the_store(stores: Deployment, service: str) -> None:
     for command in FORBIDDEN:

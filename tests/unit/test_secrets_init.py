@@ -94,9 +94,12 @@ def test_no_password_is_in_the_files_that_the_stores_read(tmp_path: Path) -> Non
     assert not [word for word in passwords if word in made["redis.acl"] + made["definitions.json"]]
 
 
-def test_redis_starts_with_its_default_user_off(tmp_path: Path) -> None:
+def test_nobody_can_be_redis_default_user_which_keeps_the_rights_to_read_its_own_log(tmp_path: Path) -> None:
     init_secrets(tmp_path / "secrets")
-    assert contents(tmp_path / "secrets")["redis.acl"].startswith("user default off ")
+    rules = contents(tmp_path / "secrets")["redis.acl"].splitlines()[0].split()
+    assert rules[:3] == ["user", "default", "off"]
+    assert "resetpass" in rules
+    assert "+@all" in rules
 
 
 def test_an_application_with_faults_is_refused(tmp_path: Path) -> None:

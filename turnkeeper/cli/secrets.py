@@ -110,7 +110,9 @@ def _write(path: Path, text: str) -> None:
 
 
 def _render_acl(values: dict[str, str], namespace: str) -> str:
-    lines = ["user default off resetpass resetkeys resetchannels -@all"]
+    # Off and without a password, so nobody can be it. It keeps its rights all the same: as this user Redis reads its
+    # own append-only file, and without them it drops every transaction in it, which is all that scripts wrote.
+    lines = ["user default off resetpass allkeys allchannels +@all"]
     for service in SERVICES:
         rules = " ".join(acl_rules(service, namespace))
         lines.append(f"user {service} on #{_digest(values[f'redis_{service}_password'])} {rules}")
