@@ -256,11 +256,11 @@ _SAID = {
 
 
 def _shown(finished: StepFinished) -> str:
-    if finished.reason:
-        return finished.reason
     result: JSON = finished.result
     if isinstance(result, dict) and "id" in result:
-        return str(result["id"])
+        return f"{result['id']} ({finished.reason})" if finished.reason else str(result["id"])
+    if finished.reason:
+        return finished.reason
     return "done" if finished.state == "committed" else finished.state
 
 
