@@ -163,7 +163,6 @@ _OUTCOMES: dict[str, DecisionOutcome] = {
     "cancelled": "cancelled",
     "withdrawn": "cancelled",
     "no_such_action": "no_such_action",
-    "absent": "no_such_action",
     "wrong_person": "wrong_person",
     "wrong_question": "wrong_question",
     "expired": "expired",

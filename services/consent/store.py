@@ -140,7 +140,6 @@ class RedisActions:
             self._keys.of_session("open", session),
             self._keys.of_session_partition("expiry", session),
             self._keys.of_session_partition("grant", session),
-            self._keys.of_session("owner", session),
             self._keys.of_session("number", session),
             self._keys.of_session("inbox", session),
             self._keys.outcome_bucket(session, sealed.id, sealed.accepted_at),

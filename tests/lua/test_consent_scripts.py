@@ -5,8 +5,10 @@ import asyncio
 import pytest
 
 from libs.contracts.consent import ActionAsked, ActionNotAsked, CancelAction
+from libs.contracts.keys import acl_rules
 from libs.contracts.origin import Seal, seal_is_valid
 from libs.contracts.session import Step
+from libs.runtime.connections import connect_redis, with_password
 from services.consent.decisions import Wish
 from tests.support.consent import ANA, BEN, CINEMA, SEAL_KEYS, TABLE, World, consent_world, issue
 
@@ -362,3 +364,26 @@ async def test_no_key_is_written_outside_the_partition_of_the_session(world):
     await decide(world)
     tag = f"{{p{world.keys.partition('s1'):02}}}"
     assert all(tag in key for key in await world.dump())
+
+
+async def test_the_rights_of_the_service_in_redis_are_enough(redis_url, namespace):
+    """A script needs the right to write each key that it is given, so a key that may only be read cannot be one."""
+    admin, user = connect_redis(redis_url, "test"), f"consent-{namespace}"
+    # Redis 7.0 does not know this subcommand and refuses the whole rule list for it.
+    rules = [rule for rule in acl_rules("consent", namespace) if rule != "+client|setinfo"]
+    await admin.execute_command("ACL", "SETUSER", user, "on", ">pw", *rules)
+    try:
+        async with consent_world(with_password(redis_url, "pw", user), namespace) as world:
+            await admin.set(world.keys.of_session("owner", "s1"), "ana")
+            for action in ("A1", "A2", "A3", "A4"):
+                await world.ask(issue(action))
+            assert (await decide(world)).outcome == "accepted"
+            assert (await decide(world, "decline", "A2")).outcome == "declined"
+            world.clock.at += TTL_MS + 1_000
+            assert (await decide(world, action="A3")).outcome == "expired"
+            await world.sweeper.sweep()
+            await world.sweeper.measure()
+            assert len(await world.actions.of_session("s1")) == 3
+    finally:
+        await admin.execute_command("ACL", "DELUSER", user)
+        await admin.aclose()

@@ -1,6 +1,5 @@
 -- Redeem a decision: judge it against the action, and take it in the same step.
--- KEYS     1 action  2 open  3 expiry  4 grants  5 owner  6 number  7 inbox  8 outcome  9 outbox messages
---          10 outbox due
+-- KEYS     1 action  2 open  3 expiry  4 grants  5 number  6 inbox  7 outcome  8 outbox messages  9 outbox due
 -- ARGV     1 action id  2 member of the expiry and grant indexes  3 now (ms)  4 who decides  5 question digest
 --          6 accept, decline or cancel  7 attempt token: what carried the decision, a colon, a nonce  8 number of the input that was typed, 0 over HTTP
 --          9 receipt  10 lapses at (ms)  11 time to keep after that (ms)  12 input id  13 session
@@ -10,7 +9,7 @@
 --          {"replayed", receipt} taken before from the same carrier: the same message came twice
 --          {"no_such_action"} {"wrong_person"} {"wrong_question"} {"expired"} {"superseded"} {"withdrawn"}
 --          {"decided_otherwise"}: nothing changed
---          {"number", n}: the next number of the session is n, seal again; {"full"}; {"absent"}
+--          {"number", n}: the next number of the session is n, seal again; {"full"}
 -- INVARIANT a question is decided at most once, by its approver, in time, for the digest of what was shown (G6);
 --           the decision and the sealed input that tells the session of it exist together or not at all.
 -- Atomic: judged on one state and taken on another, two people or two clicks could each be told that they decided.
@@ -41,12 +40,14 @@ if state == 'superseded' then return {'superseded'} end
 if state == 'cancelled' then return {'withdrawn'} end
 if state ~= 'pending' or now > expires_at then return {'expired'} end
 
+-- A script needs the right to write each of its keys, and consent may only read owners. That the action is there
+-- proves the same: it was issued to an owner, who is written once.
 local tag, number = append_input(
-  {owner = KEYS[5], number = KEYS[6], inbox = KEYS[7], outcome = KEYS[8], outbox = KEYS[9]},
+  {owner = KEYS[1], number = KEYS[5], inbox = KEYS[6], outcome = KEYS[7], outbox = KEYS[8]},
   {id = ARGV[12], session = ARGV[13], number = tonumber(ARGV[14]), packed = ARGV[15], ttl = ARGV[16],
     keep = tonumber(ARGV[17]), bound = tonumber(ARGV[18])})
 if tag == 'number' then return {'number', number} end
-if tag == 'full' or tag == 'absent' then return {tag} end
+if tag == 'full' then return {tag} end
 
 redis.call('HSET', KEYS[1], 'state', STATE_OF[verdict], 'decision', verdict, 'decided_by', by, 'decided_at', ARGV[3],
   'decided_token', token, 'receipt', ARGV[9], 'input', ARGV[12])
@@ -57,5 +58,5 @@ if verdict == 'accept' then
   redis.call('ZADD', KEYS[4], ARGV[10], ARGV[2])
 end
 redis.call('PEXPIREAT', KEYS[1], tonumber(ARGV[10]) + tonumber(ARGV[11]))
-outbox_add(KEYS[9], KEYS[10], now, 19)
+outbox_add(KEYS[8], KEYS[9], now, 19)
 return {STATE_OF[verdict], ARGV[9], row[10]}
