@@ -4,7 +4,10 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import FastAPI, Header, Query
+from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
 
 from libs.contracts.ids import Slug
 from libs.contracts.reasons import OperationState
@@ -112,9 +115,17 @@ def _shown(session: str, key: str, fields: dict[str, str]) -> dict[str, Any]:
     return shown
 
 
+async def _malformed(_: Request, error: Exception) -> Response:
+    """400, with each fault by its place and without what was sent (RFC 9457, section 3)."""
+    faults = error.errors() if isinstance(error, RequestValidationError) else []
+    errors = [{"at": ".".join(str(part) for part in fault["loc"]), "detail": fault["msg"]} for fault in faults]
+    return Problem(400, "malformed", "The request cannot be read", errors=errors).response()
+
+
 def create_app(edge: Edge) -> FastAPI:
     """The application, with its documentation under /docs."""
-    app = FastAPI(title="Turnkeeper tools", description=__doc__, exception_handlers=problem_handlers, redoc_url=None)
+    handlers = {**problem_handlers, RequestValidationError: _malformed}
+    app = FastAPI(title="Turnkeeper tools", description=__doc__, exception_handlers=handlers, redoc_url=None)
     app.get("/v1/tools")(edge.tools)
     app.get("/v1/operations")(edge.operations)
     app.get("/v1/operations/{session}/{operation}")(edge.operation)

@@ -346,6 +346,13 @@ async def test_a_grant_lapses(door: Door) -> None:
     assert found == Turned("refused", "the approval has lapsed")
 
 
+async def test_a_grant_that_was_said_to_have_lapsed_opens_nothing(door: Door) -> None:
+    decision = await granted(door)
+    await door.store.redis.hset(door.keys.of_session("action", "s1", "A1"), "closed_as", "lapsed")
+    found = await claim(door, step(now=door.clock.now, action="A1", seals=[decision]))
+    assert found == Turned("refused", "the approval has lapsed")
+
+
 @pytest.mark.parametrize("state", ["pending", "declined", "expired", "superseded", "cancelled"])
 async def test_only_an_accepted_action_opens_the_door(door: Door, state: str) -> None:
     decision = await granted(door)

@@ -221,7 +221,13 @@ async def open_door(
 
 
 def seal(
-    *, session: str = "s1", name: str = "in1", origin: Origin = USER, at: int, number: int = 1, keys: SealKeys = SEAL_KEYS
+    *,
+    session: str = "s1",
+    name: str = "in1",
+    origin: Origin = USER,
+    at: int,
+    number: int = 1,
+    keys: SealKeys = SEAL_KEYS,
 ) -> Seal:
     """The seal of one input."""
     return make_seal(

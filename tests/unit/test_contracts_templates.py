@@ -89,8 +89,9 @@ def test_each_text_of_a_value_is_filled_in():
 
 @pytest.mark.parametrize("name", ["name", "source", "expression", "template", "kwargs"])
 def test_arguments_of_any_name_can_be_used(name):
-    assert render("{{ %s }}" % name, {name: "v"}) == "v"
-    assert evaluate("{{ %s }}" % name, {name: 3}) == 3
+    template = f"{{{{ {name} }}}}"
+    assert render(template, {name: "v"}) == "v"
+    assert evaluate(template, {name: 3}) == 3
 
 
 @pytest.mark.parametrize("template", ["{{ a", "{% if %}", "{{ a b }}", "{% for %}", "{{ a | nofilter( }}"])

@@ -56,9 +56,12 @@ end
 
 local action = KEYS[8 + seals]
 if action_step ~= '' then
-  local granted = redis.call('HMGET', action, 'state', 'lapses_at', 's' .. action_step)
+  local granted = redis.call('HMGET', action, 'state', 'lapses_at', 's' .. action_step, 'closed_as')
   if granted[1] ~= 'accepted' then return {'refused', 'the action is ' .. (granted[1] or 'unknown')} end
-  if not granted[2] or now > tonumber(granted[2]) then return {'refused', 'the approval has lapsed'} end
+  -- Once consent has said that it lapsed it has, whatever a slower clock says here.
+  if granted[4] == 'lapsed' or not granted[2] or now > tonumber(granted[2]) then
+    return {'refused', 'the approval has lapsed'}
+  end
   if granted[3] and granted[3] ~= ARGV[19] then return {'refused', 'the step is spent'} end
   for i = 0, tonumber(action_step) - 1 do
     if redis.call('HGET', KEYS[9 + seals + i], 'state') ~= 'committed' then

@@ -1,0 +1,214 @@
+"""The door as a process between a real RabbitMQ, a real Redis and the sandbox; the sandbox's log is the evidence."""
+
+import asyncio
+import base64
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import httpx2
+import pytest
+from redis.asyncio import Redis
+
+from libs.contracts.codec import BUNDLE_TYPE, decode, join, split
+from libs.contracts.keys import Keys
+from libs.contracts.tools import RunStep, StepFinished
+from libs.contracts.topology import Topology
+from libs.runtime.clock import SystemClock
+from libs.runtime.composer import Composer
+from libs.runtime.topology import declare
+from tests.support.door import SEAL_KEYS, step
+from tests.support.eventually import eventually
+from tests.support.sandbox import DINNER, SandboxProcess, running_sandbox
+from turnkeeper.ports import free_port
+
+PARTITIONS = 2
+SEALS = ",".join(f"{name}:{base64.b64encode(key).decode()}" for name, key in SEAL_KEYS.keys)
+TABLE = {"party": 4, "day": "Fri", "time": "19:00"}
+
+
+class DoorProcess:
+    """`python -m services.tools`, its queue and what it answers."""
+
+    def __init__(self, environment: dict[str, str], topology: Topology, folder: Path) -> None:
+        self.port = free_port()
+        self._environment = {**os.environ, **environment, "TURNKEEPER_HTTP_PORT": str(self.port)}
+        self._topology = topology
+        self._composer = Composer(topology, SystemClock())
+        self.log = folder / "door.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.answers: list[StepFinished] = []
+        self.channel: Any = None
+
+    async def start(self) -> None:
+        with self.log.open("ab") as log:
+            command = [sys.executable, "-m", "services.tools"]
+            self.process = await asyncio.to_thread(
+                subprocess.Popen, command, env=self._environment, stdout=log, stderr=log
+            )
+        await eventually(self.ready, within=30)
+
+    async def ready(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.log.read_text()[-2000:]
+        with contextlib.suppress(httpx2.HTTPError):
+            return (await self.get("/readyz")).status_code == 200
+        return False
+
+    async def get(self, path: str) -> httpx2.Response:
+        async with httpx2.AsyncClient() as client:
+            return await client.get(f"http://127.0.0.1:{self.port}{path}", timeout=3)
+
+    def end(self, number: int) -> int:
+        if self.process is None or self.process.poll() is not None:
+            return 0
+        self.process.send_signal(number)
+        return self.process.wait(20)
+
+    async def send(self, message: RunStep, session: str = "s1") -> None:
+        outgoing = self._composer.compose(message, session=session, id_parts=(message.operation,))
+        exchange = await self.channel.get_exchange(outgoing.exchange)
+        bundle = aio_pika.Message(join([outgoing.body]), content_type=BUNDLE_TYPE, delivery_mode=2, priority=0)
+        await exchange.publish(bundle, outgoing.routing_key)
+
+    async def heard(self, message: aio_pika.abc.AbstractIncomingMessage) -> None:
+        for member in split(message.body):
+            _, answer = decode(member)
+            assert isinstance(answer, StepFinished)
+            self.answers.append(answer)
+
+    async def answered(self, operation: str) -> StepFinished:
+        def found() -> StepFinished | None:
+            return next((answer for answer in self.answers if answer.operation == operation), None)
+
+        answer = await eventually(found, within=30)
+        assert answer is not None
+        return answer
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Iterator[SandboxProcess]:
+    with running_sandbox(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+async def door(
+    redis_url: str, amqp_url: str, namespace: str, sandbox: SandboxProcess, tmp_path: Path
+) -> AsyncIterator[DoorProcess]:
+    topology = Topology(namespace, PARTITIONS)
+    await declare(amqp_url, topology)
+    environment = {
+        "TURNKEEPER_REDIS_URL": redis_url, "TURNKEEPER_AMQP_URL": amqp_url, "TURNKEEPER_NAMESPACE": namespace,
+        "TURNKEEPER_PARTITIONS": str(PARTITIONS), "TURNKEEPER_CONFIG": str(DINNER), "TURNKEEPER_SEAL_KEYS": SEALS,
+        "TURNKEEPER_SANDBOX_URL": sandbox.url,
+    }  # fmt: skip
+    door = DoorProcess(environment, topology, tmp_path)
+    connection = await aio_pika.connect(amqp_url)
+    async with connection:
+        door.channel = await connection.channel()
+        for number in range(PARTITIONS):
+            queue = await door.channel.get_queue(topology.partition_queue(number))
+            await queue.consume(door.heard, no_ack=True)
+        await door.start()
+        try:
+            yield door
+        finally:
+            door.end(signal.SIGKILL)
+
+
+def now() -> int:
+    return SystemClock().now_ms()
+
+
+async def test_a_step_acts_once_in_the_world_and_tells_the_session(door: DoorProcess, sandbox: SandboxProcess) -> None:
+    call = step("reserve_table", TABLE, now=now())
+    for _ in range(3):
+        await door.send(call)
+    answer = await door.answered("O1")
+    assert (answer.state, answer.result) == ("committed", {"id": "R1", **TABLE})
+    (entry,) = sandbox.entries()
+    assert (entry["actor"], entry["session"], entry["operation"]) == ("agent", "s1", "O1")
+    metrics = (await door.get("/metrics")).text
+    assert 'turnkeeper_tools_operations_total{outcome="committed",tool="reserve_table"} 1.0' in metrics
+    assert "turnkeeper_tools_unknown 0.0" in metrics
+
+
+async def test_the_worlds_rule_is_the_answer(door: DoorProcess) -> None:
+    await door.send(step("reserve_table", {**TABLE, "party": 21}, now=now()))
+    answer = await door.answered("O1")
+    assert (answer.state, answer.reason) == ("refused", "no table seats more than twenty")
+
+
+async def test_a_function_beside_the_application_file_is_found(door: DoorProcess) -> None:
+    await door.send(step("sunset", {"day": "2026-06-21"}, now=now()))
+    assert (await door.answered("O1")).result == {"day": "2026-06-21", "sunset": "19:17", "zone": "UTC"}
+
+
+async def test_a_door_killed_while_it_sends_goes_on_at_once_and_acts_once(
+    door: DoorProcess, sandbox: SandboxProcess, redis_url: str, namespace: str
+) -> None:
+    call = step("reserve_table", TABLE, now=now())
+    key = Keys(namespace, PARTITIONS).of_session("operation", "s1", call.key)
+    assert sandbox.process is not None
+    sandbox.process.send_signal(signal.SIGSTOP)
+    await door.send(call)
+    await eventually(lambda: _stored(redis_url, key, "pending"))
+    await asyncio.to_thread(door.end, signal.SIGKILL)
+    sandbox.process.send_signal(signal.SIGCONT)
+    await door.start()
+    answer = await door.answered("O1")
+    assert answer.state == "committed"
+    assert [entry["collection"] for entry in sandbox.entries()] == ["reservations"]
+
+
+async def test_a_sandbox_that_is_not_there_releases_the_key(door: DoorProcess, sandbox: SandboxProcess) -> None:
+    sandbox.end(signal.SIGKILL)
+    call = step("reserve_table", TABLE, now=now())
+    await door.send(call)
+    assert (await door.answered("O1")).state == "failed"
+    await asyncio.to_thread(sandbox.start)
+    await door.send(call.model_copy(update={"operation": "O2"}))
+    assert (await door.answered("O2")).state == "committed"
+
+
+async def test_a_door_that_is_asked_to_stop_drains_and_ends_well(door: DoorProcess) -> None:
+    await door.send(step("reserve_table", TABLE, now=now()))
+    await door.answered("O1")
+    assert await asyncio.to_thread(door.end, signal.SIGTERM) == 0
+
+
+def test_wrong_settings_stop_the_start_with_every_fault_and_no_secret(tmp_path: Path) -> None:
+    environment = {
+        **os.environ, "TURNKEEPER_REDIS_URL": "redis://127.0.0.1:1/0", "TURNKEEPER_AMQP_URL": "http://x",
+        "TURNKEEPER_SEAL_KEYS": "k1:c2VjcmV0", "TURNKEEPER_CONFIG": str(DINNER), "TURNKEEPER_SANDBOX_URL": "sandbox",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "services.tools"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+    assert ended.returncode != 0
+    for name in ("TURNKEEPER_AMQP_URL", "TURNKEEPER_SEAL_KEYS", "TURNKEEPER_SANDBOX_URL"):
+        assert name in ended.stderr
+    assert "c2VjcmV0" not in ended.stderr
+
+
+def test_a_sandbox_tool_needs_to_know_where_the_sandbox_is(tmp_path: Path) -> None:
+    environment = {
+        **os.environ, "TURNKEEPER_REDIS_URL": "redis://127.0.0.1:1/0", "TURNKEEPER_AMQP_URL": "amqp://127.0.0.1:1/",
+        "TURNKEEPER_SEAL_KEYS": SEALS, "TURNKEEPER_CONFIG": str(DINNER),
+    }  # fmt: skip
+    environment.pop("TURNKEEPER_SANDBOX_URL", None)
+    command = [sys.executable, "-m", "services.tools"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+    assert ended.returncode != 0
+    assert ended.stderr.count("TURNKEEPER_SANDBOX_URL") == 5
+
+
+async def _stored(redis_url: str, key: str, state: str) -> bool:
+    async with Redis.from_url(redis_url) as redis:
+        return bool(await redis.hget(key, "state") == state.encode())
