@@ -28,7 +28,6 @@ from services.session.domain import (
 from services.session.domain.draft import Decision, Send, WantInput, WantPlan
 from services.session.domain.plan import Plan, View
 from services.session.domain.rules import Rules
-from services.session.domain.view import messages as chat
 from services.session.metrics import SessionMetrics
 from services.session.ports import Planner, Sessions
 from services.session.snapshot import Snapshot
@@ -180,7 +179,7 @@ class Handlers:
             action=turn.action,
             asked=turn.asker.input if turn.asker else None,
             failing=turn.failing,
-            messages=chat([*snapshot.history, *decision.history]),
+            history=(*snapshot.history, *decision.history),
         )
         try:
             return await self._planner.plan(view)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from libs.contracts.canonical import JSON
 from libs.contracts.session import Step
 from services.session.domain.state import InputRef, Result
+from services.session.domain.view import messages as chat
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class View:
-    """What the planner is shown of a turn. `messages` is the chat form, in which no byte of a non-user input has a
-    user, system or developer role (G7)."""
+    """What the planner is shown of a turn."""
 
     session: str
     turn: str
@@ -34,4 +34,12 @@ class View:
     asked: InputRef | None = None
     """For an accepted action: the input whose turn asked."""
     failing: str = ""
-    messages: tuple[dict[str, JSON], ...] = field(default=(), repr=False)
+    history: tuple[dict[str, JSON], ...] = field(default=(), repr=False)
+
+    @property
+    def messages(self) -> tuple[dict[str, JSON], ...]:
+        """The history as a chat, in which no byte of a non-user input has a user, system or developer role (G7).
+
+        Made when asked for: it costs more than the rest of a turn, and planners by rules do not look at it.
+        """
+        return chat(self.history)
