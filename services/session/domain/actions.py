@@ -47,7 +47,7 @@ def on_refused(draft: Draft, message: DecisionRefused) -> None:
     said = message.outcome.replace("_", " ")
     draft.line("action.refused", f"{said}, by {message.by}", turn="", action=message.action)
     if message.text:
-        draft.say(message.text, turn="")
+        draft.say(f'"{message.text}" changed nothing: {said}.', turn="")
 
 
 def _drop(draft: Draft, action: str) -> None:
