@@ -23,7 +23,7 @@ from services.consent.ports import Actions, Emit
 MAX_BODY = 16_384
 Id = Annotated[str, Path(pattern=SLUG_PATTERN)]
 Bearer = Annotated[str | None, Header()]
-_REFUSED: dict[str, tuple[int, str, str]] = {
+REFUSED: dict[str, tuple[int, str, str]] = {
     "wrong_person": (403, "not-the-approver", "Somebody else is asked"),
     "no_such_action": (404, "no-such-action", "There is no such action"),
     "superseded": (409, "superseded", "A newer question took its place"),
@@ -132,7 +132,7 @@ class Edge:
 
 def refusal(outcome: DecisionOutcome) -> Problem:
     """The answer to a decision that was not taken (2-interface, HTTP)."""
-    status, code, title = _REFUSED[outcome]
+    status, code, title = REFUSED[outcome]
     return Problem(status, code, title, outcome=outcome)
 
 

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import re
+from pathlib import Path
 
 import httpx2
 import jwt
@@ -9,7 +11,7 @@ import pytest
 
 from libs.contracts.errors import StoreAway
 from libs.runtime.auth import Operators, UserTokens
-from services.consent.edge import MAX_BODY, Edge
+from services.consent.edge import MAX_BODY, REFUSED, Edge
 from tests.support.consent import World, consent_world, issue
 
 pytestmark = pytest.mark.engine
@@ -188,3 +190,11 @@ async def test_the_calls_are_documented(http):
     paths = (await http.get("/openapi.json")).json()["paths"]
     assert "/v1/sessions/{session}/actions/{action}/decision" in paths
     assert (await http.get("/docs")).status_code == 200
+
+
+def test_every_problem_that_consent_answers_with_has_its_heading():
+    edge = Path("services/consent/edge.py").read_text(encoding="utf-8")
+    used = {code for _, code, _ in REFUSED.values()} | set(re.findall(r'Problem\(\s*\d+,\s*"([a-z-]+)"', edge))
+    headings = set(re.findall(r"^## ([a-z-]+)$", Path("docs/problems.md").read_text(encoding="utf-8"), re.MULTILINE))
+    assert used <= headings
+    assert len(used) == 11
