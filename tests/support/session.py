@@ -1,24 +1,36 @@
 """What tests of the session service share: an application, sealed inputs, and a session driven by `decide` alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import orjson
+from prometheus_client import CollectorRegistry
 
 from libs.contracts.application import Application, parse_application
 from libs.contracts.canonical import digest
 from libs.contracts.consent import ActionAsked, IssueAction
-from libs.contracts.envelope import Message
+from libs.contracts.envelope import Envelope, Message
+from libs.contracts.errors import LostOwnership
 from libs.contracts.ids import derive_id
-from libs.contracts.ingress import Input
+from libs.contracts.ingress import Input, InputAccepted
 from libs.contracts.origin import Origin, SealKeys, make_seal
 from libs.contracts.reasons import EventOutcome
 from libs.contracts.session import Notice, Step, TimelineLine
 from libs.contracts.tools import RunStep, StepFinished, WithdrawOperation
+from libs.contracts.topology import Topology
+from libs.runtime.composer import Composer
+from libs.runtime.consumer import Context
+from libs.runtime.publisher import Outgoing
+from libs.runtime.settle import Outcome
 from services.session.domain import Arrived, Planned, Queued, Stimulus, decide
 from services.session.domain.draft import Decision, Send, WantInput, WantPlan
-from services.session.domain.plan import Plan
+from services.session.domain.plan import Plan, View
 from services.session.domain.rules import Rules
 from services.session.domain.state import InputRef, SessionState, Turn
+from services.session.handlers import Handlers
+from services.session.metrics import SessionMetrics
+from services.session.snapshot import Snapshot
 
 SEAL_KEYS = SealKeys((("k1", b"s" * 32),))
 ANA = Origin(kind="user", source="app", principal="ana", verified="user-token")
@@ -197,3 +209,132 @@ class Talk:
     def became(self) -> list[tuple[int, str]]:
         """(number, outcome) of each input that ended."""
         return [(ref.number, outcome) for ref, outcome in self.outcomes]
+
+
+@dataclass
+class Stored:
+    """What the store would hold of all sessions: the fact behind every owner's cache."""
+
+    states: dict[str, tuple[int, str, list[dict[str, Any]]]] = field(default_factory=dict)
+    inbox: dict[str, dict[int, Input]] = field(default_factory=dict)
+    outcomes: list[tuple[str, int, str]] = field(default_factory=list)
+    lines: dict[str, list[TimelineLine]] = field(default_factory=dict)
+    outbox: list[Outgoing] = field(default_factory=list)
+    trimmed: set[tuple[str, int]] = field(default_factory=set)
+
+    def append(self, kind: Any, origin: Origin, data: Any, **fields: Any) -> Input:
+        """The next input of a session, as ingress and consent append it."""
+        box = self.inbox.setdefault(fields.get("session", "s1"), {})
+        number = max(box, default=0) + 1
+        box[number] = make_input(number, kind, origin, data, **fields)
+        return box[number]
+
+    def messages(self, kind: type[Any]) -> list[Any]:
+        """Committed messages of one type, in order."""
+        found = [orjson.loads(outgoing.body) for outgoing in self.outbox]
+        return [kind.model_validate(raw["body"]) for raw in found if raw["type"] == kind.wire_type()]
+
+
+class FakeSessions:
+    """The port `Sessions` of one owner in memory. Trimmed inputs can be read no more, but the test still sees them."""
+
+    def __init__(self, stored: Stored) -> None:
+        self.stored = stored
+        self.trimmed = stored.trimmed
+        self._cache: dict[str, Snapshot] = {}
+
+    async def load(self, session: str) -> Snapshot:
+        if session not in self._cache:
+            version, state, history = self.stored.states.get(session, (0, "", []))
+            read = SessionState.model_validate_json(state) if state else SessionState(session=session)
+            self._cache[session] = Snapshot(read, version, list(history))
+        return self._cache[session]
+
+    async def inputs(self, session: str, first: int, last: int) -> list[Input]:
+        box = self.stored.inbox.get(session, {})
+        return [box[n] for n in range(first, last + 1) if n in box and (session, n) not in self.trimmed]
+
+    async def commit(self, snapshot: Snapshot, decision: Decision, messages: Sequence[Outgoing]) -> None:
+        await self.confirm(snapshot)
+        session = snapshot.state.session
+        snapshot.history.extend(decision.history)
+        snapshot.state, snapshot.version = decision.state, snapshot.version + 1
+        packed = decision.state.model_dump_json(exclude_defaults=True)
+        self.stored.states[session] = (snapshot.version, packed, list(snapshot.history))
+        self.stored.outcomes += [(session, ref.number, became) for ref, became in decision.outcomes]
+        self.stored.lines.setdefault(session, []).extend(decision.lines)
+        self.stored.outbox += messages
+        self.trimmed.update((session, number) for number in decision.trimmed)
+        for number in decision.trimmed:
+            snapshot.bodies.pop(number, None)
+
+    async def confirm(self, snapshot: Snapshot) -> None:
+        if self.stored.states.get(snapshot.state.session, (0,))[0] != snapshot.version:
+            self.drop(snapshot.state.session)
+            raise LostOwnership(snapshot.state.session)
+
+    def drop(self, session: str) -> None:
+        self._cache.pop(session, None)
+
+
+class FakeClock:
+    """A clock that the test moves."""
+
+    def __init__(self, now: int = NOW) -> None:
+        self.now = now
+
+    def now_ms(self) -> int:
+        return self.now
+
+
+class ViewPlanner:
+    """Answers from a function of the view."""
+
+    def __init__(self, answer: Callable[[View], Plan]) -> None:
+        self.answer = answer
+        self.views: list[View] = []
+
+    async def plan(self, view: View) -> Plan:
+        self.views.append(view)
+        return self.answer(view)
+
+
+@dataclass
+class Owner:
+    """One replica of the session service: its handlers on a cache of its own."""
+
+    stored: Stored
+    clock: FakeClock
+    planner: ViewPlanner
+    rules: Rules = field(default_factory=make_rules)
+
+    def __post_init__(self) -> None:
+        self.sessions = FakeSessions(self.stored)
+        self.registry = CollectorRegistry()
+        self.composer = Composer(Topology("", 4), self.clock)
+        metrics = SessionMetrics(self.registry)
+        self.handlers = Handlers(self.sessions, self.planner, self.rules, self.composer, self.clock, metrics)
+
+    def context(self, message: Message, session: str = "s1") -> Context:
+        """The context of a message whose id says what it is."""
+        id = derive_id(message.model_dump_json())
+        envelope = Envelope(id=id, type=message.wire_type(), session=session, correlation="root", depth=1, body={})
+        return Context(envelope, self.clock.now_ms(), self.composer)
+
+    async def ring(self, input: Input) -> Outcome:
+        """A doorbell."""
+        message = InputAccepted(input=input)
+        return await self.handlers.on_input(message, self.context(message, input.session))
+
+    async def tell(self, message: Any, session: str = "s1") -> Outcome:
+        """A result of the door, or news of consent."""
+        return await self.handlers.on_told(message, self.context(message, session))
+
+    async def bury(self, input: Input, reason: str = "attempts_spent") -> bool:
+        """The runtime gave up on a doorbell."""
+        message = InputAccepted(input=input)
+        return await self.handlers.on_dead(message, self.context(message, input.session), reason)
+
+    async def state(self, session: str = "s1") -> SessionState:
+        """The session's state as this owner sees it."""
+        return (await self.sessions.load(session)).state
