@@ -49,7 +49,7 @@ mutants: install servers ## break each rule on purpose and see its test go red (
 compose-test: install ## start the compose deployment for real and use it from the host
 	sh deploy/offline/images.sh && $(BIN)/pytest tests/compose $(ARGS)
 
-docs: install ## render docs/state.md and docs/messages.md from the code
+docs: install ## render docs/state.md, messages.md and settings.md from the code
 	$(BIN)/python docs/render.py
 
 constraints: install ## export the exact versions of this environment

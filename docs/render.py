@@ -1,16 +1,26 @@
-"""Render `docs/state.md` and `docs/messages.md` from the code, so that they cannot disagree with it. `make docs`.
+"""Render `docs/state.md`, `docs/messages.md` and `docs/settings.md` from the code, so that they cannot disagree.
 
-    python docs/render.py            write both
-    python docs/render.py --check    exit 1 when one of them is out of date
+make docs                        write them
+
+python docs/render.py            write them
+python docs/render.py --check    exit 1 when one of them is out of date
 """
 
 import sys
 from pathlib import Path
 
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+
 from libs.contracts.codec import MESSAGES
 from libs.contracts.envelope import Envelope
 from libs.contracts.keys import FAMILIES, acl_rules
 from libs.contracts.topology import BROKER_USERS, Topology, permissions
+from libs.runtime.settings import RuntimeSettings
+from services.consent.settings import ConsentSettings
+from services.ingress.settings import IngressSettings
+from services.session.settings import SessionSettings
+from services.tools.settings import ToolsSettings
 
 HERE = Path(__file__).parent
 TAGS = {
@@ -18,6 +28,12 @@ TAGS = {
     "s": "`{sNN}`: shard of a subject",
     "p": "`{pNN}`: partition of a session",
     "meta": "`{meta}`: the deployment",
+}
+SETTINGS: dict[str, type[RuntimeSettings]] = {
+    "ingress": IngressSettings,
+    "session": SessionSettings,
+    "consent": ConsentSettings,
+    "tools": ToolsSettings,
 }
 
 
@@ -34,7 +50,8 @@ def state() -> str:
         lines += ["", f"## {title}", "", "| family | holds | type | written by | read by | lives | bytes |"]
         lines += ["|---|---|---|---|---|---|---|"]
         lines += [
-            f"| `{f.name}` | {f.holds} | {f.type} | {', '.join(f.writers)} | {', '.join(f.readers)} | {f.ttl} | {f.bytes} |"
+            f"| `{f.name}` | {f.holds} | {f.type} | {', '.join(f.writers)} | {', '.join(f.readers)} "
+            f"| {f.ttl} | {f.bytes} |"
             for f in FAMILIES
             if f.tag == tag
         ]
@@ -110,9 +127,51 @@ def _topology() -> list[str]:
     return lines
 
 
+def settings() -> str:
+    """Every environment variable of the services, from the descriptions of the settings' fields."""
+    lines = [
+        "# Settings",
+        "",
+        "Rendered from the settings classes by `make docs`. Each is an environment variable, or a file of the same "
+        "name in lower case under `/run/secrets`. A service reads them once, at its start, and lists every fault at "
+        "once, without values. What an application is (sources, tools, limits of a turn) stands in `turnkeeper.yaml`.",
+        "",
+        "## Every service",
+        "",
+        *_settings_table(RuntimeSettings.model_fields),
+    ]
+    common = set(RuntimeSettings.model_fields)
+    for service, kind in SETTINGS.items():
+        own = {name: field for name, field in kind.model_fields.items() if name not in common}
+        lines += ["", f"## {service}", "", *_settings_table(own)]
+    return "\n".join(lines) + "\n"
+
+
+def _settings_table(fields: dict[str, FieldInfo]) -> list[str]:
+    rows = [
+        f"| `TURNKEEPER_{name.upper()}` | {_default(field)} | {_bounds(field)} | {field.description} |"
+        for name, field in fields.items()
+    ]
+    return ["| variable | default | bounds | meaning |", "|---|---|---|---|", *rows]
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "**required**"
+    value = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
+    return "" if value in (None, "") else f"`{value}`"
+
+
+def _bounds(field: FieldInfo) -> str:
+    """The limits that pydantic checks, for people."""
+    limits = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
+    found = [f"{sign} {getattr(rule, name)}" for rule in field.metadata for name, sign in limits if hasattr(rule, name)]
+    return ", ".join(found)
+
+
 def main() -> int:
     """Write or check."""
-    rendered = {HERE / "state.md": state(), HERE / "messages.md": messages()}
+    rendered = {HERE / "state.md": state(), HERE / "messages.md": messages(), HERE / "settings.md": settings()}
     if "--check" in sys.argv:
         stale = [path.name for path, text in rendered.items() if not path.exists() or path.read_text() != text]
         print(f"docs: out of date: {', '.join(stale)}; run make docs" if stale else "docs: up to date")
