@@ -34,67 +34,67 @@ class Family:
 
 FAMILIES: tuple[Family, ...] = (
     Family("dedupe", "i", "identity of an event → digest of its body", "hash, day and slot",
-           ("ingress",), ("ingress",), "window + 2 days", "55 an event"),
+           ("ingress",), ("ingress",), "window + 2 days", "70 an event, 170 where a bucket holds one"),
     Family("event", "i", "an admitted event until it is appended", "string",
-           ("ingress",), ("ingress",), "window", "1.7 k each, gone within ms"),
+           ("ingress",), ("ingress",), "window", "0.4 k and the body, gone within ms"),
     Family("admitted", "i", "admitted and not yet appended, by time", "sorted set",
-           ("ingress",), ("ingress",), "emptied by relay", "90 an entry"),
+           ("ingress",), ("ingress",), "emptied by relay", "40 an entry, 120 above 128"),
     Family("quarantine", "i", "second bodies and misfits, newest 1,000 a tag, ten an id", "hash",
-           ("ingress",), ("ingress",), "window", "size of the event"),
+           ("ingress",), ("ingress",), "window", "0.8 k and twice the body"),
     Family("quarantineindex", "i", "quarantined bodies by time", "sorted set",
            ("ingress",), ("ingress",), "trimmed to the newest 1,000 a tag", "110 an entry"),
     Family("subject", "s", "subject → session and operation, written once", "string",
-           ("ingress",), ("ingress",), "subject_ttl, 90 days", "180 each"),
+           ("ingress",), ("ingress",), "subject_ttl, 90 days", "120 each"),
     Family("held", "s", "events whose subject is not registered yet", "hash",
-           ("ingress",), ("ingress",), "hold time + 1 day", "1.7 k each"),
+           ("ingress",), ("ingress",), "hold time + 1 day", "0.5 k and the body, each"),
     Family("heldindex", "s", "held subjects by deadline", "sorted set",
            ("ingress",), ("ingress",), "emptied by sweeper", "100 an entry"),
     Family("owner", "p", "a session's owner, written once", "string",
-           ("ingress",), ("ingress", "session", "consent", "tools"), "session_ttl, 400 days", "100 a session"),
+           ("ingress",), ("ingress", "session", "consent", "tools"), "session_ttl, 400 days", "90 a session"),
     Family("number", "p", "the last number given in a session's inbox", "string",
-           ("ingress", "consent"), ("ingress", "session", "consent"), "session_ttl", "90 a session"),
+           ("ingress", "consent"), ("ingress", "session", "consent"), "session_ttl", "70 a session"),
     Family("inbox", "p", "inputs by number until their turn ends", "hash",
-           ("ingress", "consent", "session"), ("session",), "session_ttl", "1.2 k an input in work"),
+           ("ingress", "consent", "session"), ("session",), "session_ttl", "0.7 k and the body, an input in work"),
     Family("outcome", "p", "input → session, number and what became of it", "hash, day and slot",
-           ("ingress", "consent", "session"), ("ingress",), "window + 2 days", "60 an input"),
+           ("ingress", "consent", "session"), ("ingress",), "window + 2 days", "55 an input, 140 alone"),
     Family("waiting", "p", "events for a session that does not exist yet", "hash",
-           ("ingress",), ("ingress",), "hold time + 1 day", "1.7 k each"),
+           ("ingress",), ("ingress",), "hold time + 1 day", "0.5 k and the body, each"),
     Family("waitingindex", "p", "such sessions by deadline", "sorted set",
            ("ingress",), ("ingress",), "emptied by sweeper", "100 an entry"),
     Family("state", "p", "a session's state, its version and last commit", "hash",
-           ("session",), ("session",), "session_ttl", "1 to 4 k a session"),
+           ("session",), ("session",), "session_ttl", "1 to 3 k a session, 25 k with 100 operations"),
     Family("timeline", "p", "the newest 200 lines", "list",
-           ("session",), ("session",), "session_ttl", "up to 36 k a session"),
+           ("session",), ("session",), "session_ttl", "250 a line, up to 50 k a session"),
     Family("history", "p", "what the planner is shown of the past, newest 60 entries", "list",
-           ("session",), ("session",), "session_ttl", "up to 12 k a session"),
+           ("session",), ("session",), "session_ttl", "200 an entry, up to 12 k a session"),
     Family("deadline", "p", "sessions by their next durable deadline", "sorted set",
-           ("session",), ("session",), "emptied when reached", "90 a waiting session"),
+           ("session",), ("session",), "emptied when reached", "100 a waiting session"),
     Family("sessions", "p", "known sessions of the partition", "sorted set",
-           ("ingress",), ("session", "ingress"), "trimmed to session_ttl", "80 a session"),
+           ("ingress",), ("session", "ingress"), "trimmed to session_ttl", "105 a session"),
     Family("action", "p", "an action: steps, question, approver, state, grant", "hash",
-           ("consent", "tools"), ("consent", "tools"), "action_ttl + 30 days", "1.2 k each"),
+           ("consent", "tools"), ("consent", "tools"), "action_ttl + 30 days", "2 to 3 k each"),
     Family("actions", "p", "a session's actions by time, newest 200", "sorted set",
            ("consent",), ("consent",), "30 days", "60 an entry"),
     Family("open", "p", "a session's open questions: deadline and asking source", "hash",
            ("consent",), ("consent",), "30 days", "60 an entry"),
     Family("expiry", "p", "open questions by deadline", "sorted set",
-           ("consent",), ("consent",), "emptied by sweeper", "90 an entry"),
+           ("consent",), ("consent",), "emptied by sweeper", "105 an entry"),
     Family("grant", "p", "accepted actions by the end of their grant", "sorted set",
-           ("consent",), ("consent",), "emptied by sweeper", "90 an entry"),
+           ("consent",), ("consent",), "emptied by sweeper", "105 an entry"),
     Family("refused", "p", "marks: this refused decision was told to its session", "string",
            ("consent",), ("consent",), "1 day", "130 each"),
     Family("operation", "p", "an operation: fingerprint, state, lease, result", "hash",
-           ("tools",), ("tools",), "twice not_after (48 h), small after not_after", "0.9 k each"),
+           ("tools",), ("tools",), "twice not_after (48 h), small after not_after", "1.8 k each, 0.4 k when trimmed"),
     Family("operations", "p", "a session's operations, newest 500", "sorted set",
-           ("tools",), ("tools",), "session_ttl", "70 an entry"),
+           ("tools",), ("tools",), "session_ttl", "50 an entry, 120 above 128"),
     Family("lease", "p", "pending operations by the end of their lease", "sorted set",
-           ("tools",), ("tools",), "emptied by sweeper", "90 an entry"),
+           ("tools",), ("tools",), "emptied by sweeper", "135 an entry"),
     Family("binding", "p", "turn → inputs and input → turn, written once, and steps a seal", "hash, day and slot",
-           ("tools",), ("tools",), "3 days", "70 a turn"),
+           ("tools",), ("tools",), "3 days", "140 a turn, 60 where a bucket holds ten"),
     Family("unknown", "p", "operations whose outcome is unknown", "sorted set",
-           ("tools",), ("tools",), "emptied by resolve", "90 an entry"),
+           ("tools",), ("tools",), "emptied by resolve", "135 an entry"),
     Family("trim", "p", "operations by not_after, until only a tombstone is left of each", "sorted set",
-           ("tools",), ("tools",), "emptied by sweeper", "90 an entry"),
+           ("tools",), ("tools",), "emptied by sweeper", "135 an operation of the last 24 h"),
     Family("attempts", "p", "our own count of attempts of a message", "string",
            SERVICES, SERVICES, "1 day", "100 each, only after a fault"),
     Family("outbox", "p", "committed messages of one service until confirmed", "hash",
@@ -150,9 +150,9 @@ class Keys:
         """
         today = now_ms // DAY_MS
         oldest = (now_ms - window_ms) // DAY_MS
-        slot = str(shard_of("slot:" + identity, SLOTS))
+        slot, shard = str(shard_of("slot:" + identity, SLOTS)), shard_of(identity, self.partitions)
         days = [today + 1, today, *range(today - 1, oldest - 1, -1)]
-        return [self.of_event("dedupe", identity, source, str(day), slot) for day in days]
+        return [self.in_shard("dedupe", shard, source, str(day), slot) for day in days]
 
     def in_subject_shard(self, family: str, shard: int, *rest: str) -> str:
         """A key of one subject shard."""
@@ -194,7 +194,7 @@ class Keys:
 
 
 _COMMANDS = (
-    "evalsha script|load time ping hello client|setinfo client|setname config|get info get set mget incr incrby "
+    "evalsha script|load time ping hello config|get info get set mget incr incrby "
     "hget hset hsetnx hmget hgetall hdel hlen hexists hincrby hscan hkeys hvals zadd zrem zrange zrangebyscore "
     "zscore zcard zcount zremrangebyrank zremrangebyscore lrange rpush lpush ltrim llen del unlink exists expire "
     "pexpire pexpireat ttl pttl persist select"

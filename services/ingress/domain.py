@@ -100,6 +100,8 @@ def claims_of(headers: Sequence[tuple[bytes, bytes]], routed_type: str = "") -> 
     """Read the claims. `routed_type` is what follows the source in a routing key. Other attributes are dropped."""
     found: dict[str, list[str]] = {"id": [], "type": [routed_type] if routed_type else [], "subject": []}
     for name, value in headers:
+        if not name.startswith(_CE_PREFIXES):
+            continue
         for prefix in _CE_PREFIXES:
             attribute = name[len(prefix) :].decode("ascii", "replace") if name.startswith(prefix) else ""
             if attribute in found:

@@ -27,7 +27,7 @@ from services.ingress.deliveries import Configured, Deliveries, Sources
 from services.ingress.domain import Event, Misfit, claims_of, interpret, user_input
 from services.ingress.ports import Clock
 from services.ingress.rates import Rates
-from services.ingress.schemes import Refusal, Verified, check, header_pairs
+from services.ingress.schemes import Headers, Refusal, Verified, check, header_pairs
 from services.ingress.strict_json import Malformed, parse
 
 RETRY_WITHIN_SECONDS = 0.5
@@ -78,9 +78,10 @@ class Edge:
         name = configured.name
         event: Event | None = None
         try:
-            verified = self._verified(configured, request, body, now)
+            headers = header_pairs(request.scope["headers"])
+            verified = self._verified(configured, headers, body, now)
             self._within_rate(name)
-            event, misfit = _interpreted(configured, verified, request, body, now)
+            event, misfit = _interpreted(configured, verified, headers, body, now)
             answer = await (self._admissions.quarantine(misfit, body) if misfit else self._admit(event, body, started))
         except _Refused as refused:
             self._deliveries.settled(
@@ -148,11 +149,11 @@ class Edge:
             raise Problem(404, "unknown-source", "There is no source of this name that sends over HTTP")
         return configured
 
-    def _verified(self, configured: Configured, request: Request, body: bytes, now: int) -> Verified:
+    def _verified(self, configured: Configured, headers: Headers, body: bytes, now: int) -> Verified:
         assert configured.verifier is not None  # noqa: S101 - _known looked
         verdict = check(
             configured.verifier,
-            header_pairs(request.scope["headers"]),
+            headers,
             body,
             now_ms=now,
             tolerance_seconds=configured.tolerance,
@@ -203,11 +204,10 @@ def _not_verified() -> Problem:
 
 
 def _interpreted(
-    configured: Configured, verified: Verified, request: Request, body: bytes, now: int
+    configured: Configured, verified: Verified, headers: Headers, body: bytes, now: int
 ) -> tuple[Event, Misfit | None]:
     try:
-        claims = claims_of(header_pairs(request.scope["headers"]))
-        found = interpret(configured.name, configured.source, verified, parse(body), claims, now=now)
+        found = interpret(configured.name, configured.source, verified, parse(body), claims_of(headers), now=now)
     except Malformed as malformed:
         problem = Problem(400, "malformed", "The body cannot be read", str(malformed))
         raise _Refused("rejected_malformed", problem, str(malformed)) from None

@@ -9,7 +9,7 @@ import structlog
 
 from libs.contracts.codec import encode
 from libs.contracts.envelope import Envelope
-from libs.contracts.errors import PermanentError
+from libs.contracts.errors import PermanentError, StoreAway
 from libs.contracts.ids import derive_id, is_text_id
 from libs.contracts.ingress import RegisterSubject
 from libs.contracts.origin import SealKeys, attestation_is_valid
@@ -29,6 +29,9 @@ from services.ingress.strict_json import Malformed, parse
 from services.ingress.sweepers import Releases
 
 log = structlog.get_logger(__name__)
+
+MAX_ATTEMPTS = 5
+"""A delivery on which our own code fails so often is given up: kept, it would hold up the whole queue."""
 
 
 class Unreadable(Exception):
@@ -64,6 +67,7 @@ class EventsIn:
         self._max_body = max_body
         self._names = (f"{incarnation}.a{number}" for number in itertools.count())
         self._tokens: WeakKeyDictionary[Delivery, str] = WeakKeyDictionary()
+        self._attempts: WeakKeyDictionary[Delivery, int] = WeakKeyDictionary()
 
     async def on_delivery(self, delivery: Delivery) -> None:
         """Verify, let in, and return; raises StoreAway, after which the same delivery is handed in again."""
@@ -73,7 +77,7 @@ class EventsIn:
         try:
             if configured is None or configured.verifier is None:
                 raise Unreadable("unknown_source", name[:64])
-            await self._settle(configured, delivery, routed_type, started, now)
+            await self._attempt(configured, delivery, routed_type, started, now)
         except Unreadable as unreadable:
             if configured is not None and configured.verifier is not None:
                 self._deliveries.settled(
@@ -82,6 +86,20 @@ class EventsIn:
             else:
                 log.warning("delivery.unknown_source", routing_key=delivery.routing_key[:128])
             await self._bury(delivery, unreadable, now)
+
+    async def _attempt(
+        self, configured: Configured, delivery: Delivery, routed_type: str, started: float, now: int
+    ) -> None:
+        try:
+            await self._settle(configured, delivery, routed_type, started, now)
+        except (Unreadable, StoreAway):
+            raise
+        except Exception as bug:
+            attempts = self._attempts[delivery] = self._attempts.get(delivery, 0) + 1
+            if attempts < MAX_ATTEMPTS:
+                raise
+            log.exception("delivery.given_up", source=configured.name)
+            raise Unreadable("attempts_spent", type(bug).__name__) from None
 
     async def _settle(
         self, configured: Configured, delivery: Delivery, routed_type: str, started: float, now: int

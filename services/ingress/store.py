@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 
 from libs.contracts.errors import StoreAway
+from libs.contracts.ids import shard_of
 from libs.contracts.keys import DAY_MS, Keys
 from libs.runtime.batch import Store
 from libs.runtime.outbox import Outbox
@@ -68,12 +69,12 @@ class IngressStore:
 
     async def admit(self, event: Event, token: str, now: int) -> Admission:
         """Claim the identity and store the event, in one write."""
-        keys = self._keys
+        keys, shard = self._keys, shard_of(event.id, self._keys.partitions)
         reply = await self._store.run(
             _ADMIT,
             [
-                keys.of_event("event", event.id, event.id),
-                keys.of_event("admitted", event.id),
+                keys.in_shard("event", shard, event.id),
+                keys.in_shard("admitted", shard),
                 *keys.dedupe_days(event.source, event.id, now, event.window_ms),
             ],
             [now, event.id, event.mark, token, event.pack(), event.window_ms, event.window_ms + 2 * DAY_MS],
@@ -150,17 +151,18 @@ class IngressStore:
         self, event: Event, session: str, packed: bytes, number: int, doorbell: Outgoing, now: int
     ) -> Placement:
         """Give the event this number in the session's inbox, with its doorbell."""
-        keys = self._keys
+        keys, partition = self._keys, self._keys.partition(session)
         reply = await self._store.run(
             _APPEND,
             [
-                keys.of_session("owner", session),
-                keys.of_session("number", session),
-                keys.of_session("inbox", session),
-                keys.outcome_bucket(session, event.id, event.accepted_at),
-                keys.of_session_partition("sessions", session),
+                keys.in_partition("owner", partition, session),
+                keys.in_partition("number", partition, session),
+                keys.in_partition("inbox", partition, session),
+                keys.outcome_bucket_in(partition, event.id, event.accepted_at),
+                keys.in_partition("sessions", partition),
                 *self._outbox.keys(session),
-                *self._waiting(session),
+                keys.in_partition("waiting", partition, session),
+                keys.in_partition("waitingindex", partition),
             ],
             [
                 now,

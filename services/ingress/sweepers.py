@@ -64,8 +64,13 @@ class Sweepers:
         """Finish what was admitted and not appended: its process died, or the store was away in between (G1)."""
         events = await self._store.admitted_before(self._clock.now_ms() - RELAY_AFTER_MS, RELAY_BATCH)
         for event in sorted(events, key=lambda event: event.accepted_at):
-            placed = await self._admissions.place(event)
-            log.info("admitted.relayed", input=event.id, source=event.source, where=placed.where)
+            try:
+                placed = await self._admissions.place(event)
+            except StoreAway as error:
+                # One partition above its bound must not stop the others.
+                log.warning("admitted.postponed", input=event.id, error=str(error))
+            else:
+                log.info("admitted.relayed", input=event.id, source=event.source, where=placed.where)
 
     async def held(self) -> None:
         """Subjects that are due: release what was registered meanwhile, let the rest expire."""
