@@ -86,7 +86,7 @@ def load_secrets(state: Path, application: Application) -> Secrets:
 
 def replica_counts(replicas: int | Mapping[str, int]) -> dict[str, int]:
     """Replicas of each service. Raises PlanError for an unknown service or a count outside 1 to 50."""
-    given = dict.fromkeys(SERVICES, replicas) if isinstance(replicas, int) else dict(replicas)
+    given: dict[str, int] = {**dict.fromkeys(SERVICES, replicas)} if isinstance(replicas, int) else {**replicas}
     if unknown := set(given) - set(SERVICES):
         raise PlanError(f"replicas: no service is called {', '.join(sorted(unknown))}; they are {', '.join(SERVICES)}")
     if wrong := [name for name, count in given.items() if not 1 <= count <= 50]:
