@@ -23,7 +23,9 @@ from tests.support.ingress_process import (
     APPLICATION,
     OPERATOR_HEADERS,
     PARTITIONS,
+    IngressProcess,
     environment,
+    free_port,
     signed,
     start_ingress,
 )
@@ -35,7 +37,6 @@ class Proxy:
     def __init__(self, target: str) -> None:
         parts = urlsplit(target)
         self._target = (parts.hostname or "127.0.0.1", parts.port or 6379)
-        self._rest = target.partition("@")
         self._server: asyncio.Server | None = None
         self._path = parts.path
         self._user = parts.netloc.rpartition("@")[0]
@@ -147,6 +148,35 @@ async def test_the_store_away_is_503_and_comes_back_by_itself(
     finally:
         process.stop()
         await proxy.stop()
+
+
+async def test_the_broker_away_is_no_reason_to_refuse(redis_url: str, namespace: str, tmp_path: Path) -> None:
+    """RabbitMQ away: stored, so acknowledged, and rung later (design §3.1)."""
+    config = tmp_path / "turnkeeper.yaml"
+    config.write_text(yaml.safe_dump(APPLICATION), encoding="utf-8")
+    nowhere = f"amqp://guest@127.0.0.1:{free_port()}/"
+    process = IngressProcess(environment(redis_url, nowhere, namespace, config), tmp_path / "ingress.log")
+    process.start()
+    redis, keys = connect_redis(redis_url, "test"), Keys(namespace, PARTITIONS)
+    body = b'{"data":{"session":"s1"}}'
+    try:
+        async with httpx2.AsyncClient(base_url=process.url, timeout=20) as client:
+
+            async def made() -> bool:
+                try:
+                    answer = await client.put("/v1/sessions/s1", json={"owner": "ana"}, headers=OPERATOR_HEADERS)
+                except httpx2.HTTPError:
+                    return False
+                return answer.is_success
+
+            await eventually(made, within=20)
+            assert (await client.post("/v1/events/direct", content=body, headers=signed("e1", body))).status_code == 202
+            assert (await client.get("/readyz")).status_code == 503
+        assert await redis.hlen(keys.outbox("ingress", keys.partition("s1"))[0]) == 1
+        assert await redis.hlen(keys.of_session("inbox", "s1")) == 1
+    finally:
+        process.stop(signal.SIGKILL)
+        await redis.aclose()
 
 
 async def test_a_kill_between_admit_and_append_loses_nothing_and_doubles_nothing(
