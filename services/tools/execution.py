@@ -128,14 +128,12 @@ class Executor:
             log.warning("operation.fenced", session=work.session, operation=work.operation, ours=state, stands=stands)
             return stands
         self._metrics.count(work.tool, state)
-        log.info(
-            "operation.finished",
-            session=work.session,
-            operation=work.operation,
-            tool=work.tool,
-            state=state,
-            lab=work.context.lab or None,
-        )
+        # The runtime writes one line a message; only what somebody should look at gets another.
+        if state == "unknown" or work.context.lab:
+            log.warning(
+                "operation.finished", session=work.session, operation=work.operation, tool=work.tool, state=state,
+                reason=reason,
+            )  # fmt: skip
         return state
 
 
