@@ -1,0 +1,5 @@
+"""`python -m turnkeeper.cli`."""
+
+from turnkeeper.cli import main
+
+main()
