@@ -139,32 +139,29 @@ def interpret(
     type_ = _type(source, whole, claims if trusted else NO_CLAIMS)
     context = {"data": data, "type": type_, "id": event_id, "source": name}
     by_body = not verified.id_is_signed
+    way = _way(source, type_, context)
     event = Event(
         id=derive_id("body", name, verified.digest) if by_body else derive_id("event", name, event_id),
         kind="event",
         source=name,
         event=event_id,
         type=type_,
-        subject="",
+        subject=way.subject,
         data=data,
         origin_kind=source.kind,
         principal=verified.principal or name,
         verified=source.verify.scheme,
         digest=verified.digest,
         mark=(digest(event_id) if by_body else verified.digest)[:MARK_LENGTH],
-        session="",
-        route_subject="",
+        session=way.session,
+        route_subject=way.route_subject,
         hold_ms=0 if source.unrouted.reject else int((source.unrouted.hold or 0) * 1000),
         window_ms=int(source.dedupe.window * 1000),
         accepted_at=now,
         by_body=by_body,
     )
-    routed = _routed(event, source, context)
-    if isinstance(routed, Misfit):
-        return routed
-    if contradiction := _contradiction(routed, body, claims):
-        return Misfit(contradiction, routed)
-    return routed
+    fault = way.fault or _contradiction(event, body, claims)
+    return Misfit(fault, event) if fault else event
 
 
 def _names(body: JSON) -> dict[str, Any]:
@@ -198,24 +195,33 @@ def _rendered(template: str, context: Mapping[str, Any]) -> str:
         return ""
 
 
-def _routed(event: Event, source: Source, context: Mapping[str, Any]) -> Event | Misfit:
-    """The event with its subject and its way to a session, or a Misfit where the data does not name them."""
-    subject = session = route_subject = ""
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Where an event goes and what it is about; `fault` where its data does not say."""
+
+    session: str = ""
+    route_subject: str = ""
+    subject: str = ""
+    fault: str = ""
+
+
+def _way(source: Source, type_: str, context: Mapping[str, Any]) -> _Way:
+    route = source.route
     try:
-        if source.route is not None and source.route.session is not None:
-            session = render(source.route.session, context)
-        elif source.route is not None and source.route.subject is not None:
-            route_subject = render(source.route.subject, context)
-        own = source.meaning(event.type).subject
-        subject = route_subject if own is None else render(own, context)
+        session = render(route.session, context) if route is not None and route.session is not None else ""
+        about = render(route.subject, context) if route is not None and route.subject is not None else ""
     except TemplateError:
-        return Misfit("no_route" if not (session or route_subject) else "no_subject", event)
-    if not (is_slug(session) if route_subject == "" else is_text_id(route_subject)):
-        return Misfit("no_route", event)
-    routed = replace(event, session=session, route_subject=route_subject, subject=subject)
-    if subject and not is_text_id(subject):
-        return Misfit("no_subject", replace(routed, subject=""))
-    return routed
+        return _Way(fault="no_route")
+    if not (is_slug(session) or is_text_id(about)):
+        return _Way(fault="no_route")
+    own = source.meaning(type_).subject
+    if own is None:
+        return _Way(session, about, about)
+    subject = _rendered(own, context)
+    if not is_text_id(subject):
+        # What the event is about decides what it may undo: it must not be guessed.
+        return _Way(session, about, fault="no_subject")
+    return _Way(session, about, subject)
 
 
 def _contradiction(event: Event, body: JSON, claims: Claims) -> str:
