@@ -4,11 +4,11 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 import structlog
 
-from libs.contracts.application import Source
+from libs.contracts.application import BrokerUser, Hmac, Source, StandardWebhooks, UserToken, Verify
 from libs.contracts.reasons import IngressOutcome, TimelineKind
 from services.ingress.domain import Event
 from services.ingress.metrics import IngressMetrics
@@ -29,8 +29,21 @@ class Configured:
 
     @property
     def tolerance(self) -> float | None:
-        """Seconds that the signed time may be off, or None for schemes without one."""
-        return getattr(self.source.verify, "tolerance", None)
+        """Seconds that the signed time may be off, or None where no time is signed."""
+        return signed_tolerance(self.source.verify)
+
+
+def signed_tolerance(verify: Verify) -> float | None:
+    """Seconds that the signed time may be off, or None where no time is signed."""
+    match verify:
+        case StandardWebhooks():
+            return verify.tolerance
+        case Hmac():
+            return verify.tolerance if verify.timestamp_header is not None else None
+        case UserToken() | BrokerUser():
+            return None
+        case _:
+            assert_never(verify)
 
 
 Sources = Mapping[str, Configured]

@@ -15,7 +15,7 @@ from libs.runtime.lifecycle import Runtime, incarnation, run
 from libs.runtime.problems import problem_handlers
 from libs.runtime.settings import SettingsError
 from services.ingress.admission import Admissions, Forgetting
-from services.ingress.deliveries import Configured, Deliveries, Log
+from services.ingress.deliveries import Configured, Deliveries, Log, signed_tolerance
 from services.ingress.edge import Edge
 from services.ingress.handlers import EventsIn, RegisterHandler
 from services.ingress.inbox import Inbox
@@ -43,7 +43,7 @@ def configured_sources(
     for name, source in application.sources.items():
         verifier, wrong = build_verifier(source.verify, lambda reference: resolve_secret(reference, environment))
         faults += [f"sources.{name}.verify.{fault}" for fault in wrong]
-        faults += _window_faults(name, source.dedupe.window, getattr(source.verify, "tolerance", None))
+        faults += _window_faults(name, source.dedupe.window, signed_tolerance(source.verify))
         if source.verify.scheme == "user-token" and not (settings.user_token_secret or settings.user_token_jwks_url):
             faults.append(
                 f"sources.{name}.verify: users' tokens cannot be checked; "

@@ -203,7 +203,14 @@ def test_every_source_that_cannot_be_verified_stops_the_start_and_no_secret_is_s
         "route": {"session": "{{ data.session }}"},
     }
     application["sources"]["empty"] = {
-        "verify": {"scheme": "hmac", "secrets": ["env:BLANK"], "header": "x", "id": "{{ id }}"},
+        "verify": {
+            "scheme": "hmac",
+            "secrets": ["env:BLANK"],
+            "header": "x-signature",
+            "timestamp_header": "x-time",
+            "signed": "{timestamp}.{body}",
+            "id": "{{ id }}",
+        },
         "dedupe": {"window": "1m"},
         "route": {"session": "{{ data.session }}"},
     }
