@@ -1,16 +1,21 @@
 """Apply each patch of this folder to a copy of the tree, run what its head names, expect red. `make mutants`.
 
 A patch begins with two lines: `# rule: …` and `# test: PATH[::NAME]` (pytest) or `# scenario: NAME` (the demo runner).
-A patch that no longer applies, or whose test stays green, is a fault: the rule has no test.
+A patch that no longer applies, or whose test stays green, is a fault: the rule has no test. So is a test that could not
+be run, or a service that did not start: red means that the rule was missed, not that the tree was broken. Without
+arguments what the patches name is run on the unbroken tree first, where it has to be green.
 """
 
 import argparse
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +25,18 @@ from rich.table import Table
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 LONGEST_SECONDS = 240
-RED = (1, 2)
-"""Exit statuses of a test that failed (pytest: 1 failed, 2 interrupted by an error of the tree)."""
+LONGEST_BASELINE_SECONDS = 900
+GRACE_SECONDS = 40
+"""For a demo that is interrupted to take its stack down."""
+_NOTICED = {
+    "test": (r"^FAILED ", r"^ERROR tests/", r"^E +(.+)"),
+    "scenario": (
+        r"came out differently than recorded|: waited \d+ s for ",
+        r"^Traceback ",
+        r"^([-+][^-+].*|.*: waited .*)",
+    ),
+}
+"""Kind → what the output holds when the rule was missed; when something else broke; lines that say why."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +51,20 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of it."""
+    """What came of it. `detail` says why it is red, or what is wrong with it."""
 
     mutant: Mutant
     status: str
     seconds: float
     detail: str = ""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command printed, and its exit status; None if it did not end in time."""
+
+    code: int | None
+    output: str
 
 
 def read(patch: Path) -> Mutant:
@@ -62,17 +85,57 @@ def judge(mutant: Mutant, tree: Path) -> Verdict:
     applied = subprocess.run(["git", "apply", str(mutant.patch)], cwd=tree, capture_output=True, text=True)
     if applied.returncode:
         return Verdict(mutant, "does not apply", time.monotonic() - started, applied.stderr.strip()[-300:])
-    if mutant.kind == "test":
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutant.target]
-    else:
-        command = [sys.executable, "-m", "turnkeeper.cli", "demo", mutant.target]
+    ran = run(command(mutant.kind, [mutant.target]), tree, LONGEST_SECONDS)
+    status, detail = verdict_of(mutant.kind, ran)
+    return Verdict(mutant, status, time.monotonic() - started, detail)
+
+
+def verdict_of(kind: str, ran: Ran) -> tuple[str, str]:
+    """Red only when the output shows that the rule was missed; with why, or with the end of the output."""
+    noticed, broke, why = (re.compile(pattern, re.MULTILINE) for pattern in _NOTICED[kind])
+    tail = ran.output[-2000:]
+    if ran.code == 0:
+        return "GREEN", tail
+    if ran.code is None:
+        return "did not end", tail
+    if ran.code != 1 or not noticed.search(ran.output) or broke.search(ran.output):
+        return f"broke ({ran.code})", tail
+    return "red", " | ".join(match[1].strip() for match in list(why.finditer(ran.output))[:3])[:300]
+
+
+def command(kind: str, targets: Sequence[str]) -> list[str]:
+    """What notices: pytest with these tests, or the demo of one scenario."""
+    if kind == "test":
+        return [sys.executable, "-m", "pytest", "-q", "-x", "--tb=short", "-rfE", "-p", "no:cacheprovider", *targets]
+    return [sys.executable, "-m", "turnkeeper.cli", "demo", *targets]
+
+
+def run(argv: Sequence[str], tree: Path, longest: float) -> Ran:
+    """Run in the tree. What does not end in time is interrupted, so that it can stop what it started, then killed."""
     env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    child = subprocess.Popen(
+        argv, cwd=tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    code = None
     try:
-        done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=LONGEST_SECONDS)
+        output, _ = child.communicate(timeout=longest)
+        code = child.returncode
     except subprocess.TimeoutExpired:
-        return Verdict(mutant, "red", time.monotonic() - started, "did not end in time")
-    status = "red" if done.returncode in RED else "GREEN" if done.returncode == 0 else f"exit {done.returncode}"
-    return Verdict(mutant, status, time.monotonic() - started, (done.stdout + done.stderr)[-400:])
+        output = _stop(child)
+    except KeyboardInterrupt:
+        _stop(child)
+        raise
+    return Ran(code, output)
+
+
+def _stop(child: "subprocess.Popen[str]") -> str:
+    child.send_signal(signal.SIGINT)
+    try:
+        output, _ = child.communicate(timeout=GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        output, _ = child.communicate()
+    return output
 
 
 def copy_tree(tree: Path) -> None:
@@ -90,6 +153,24 @@ def copy_tree(tree: Path) -> None:
             shutil.copy2(ROOT / name, target)
 
 
+def unbroken(mutants: Sequence[Mutant], tree: Path, console: Console) -> bool:
+    """Whether all that the patches name is green without them; a red test could notice nothing."""
+    copy_tree(tree)
+    tests = sorted({mutant.target for mutant in mutants if mutant.kind == "test"})
+    runs = [command("test", tests)] if tests else []
+    runs += [command("scenario", [name]) for name in sorted({m.target for m in mutants if m.kind == "scenario"})]
+    for argv in runs:
+        ran = run(argv, tree, LONGEST_BASELINE_SECONDS)
+        if ran.code != 0:
+            console.print(f"red without any patch: {' '.join(argv[1:])}", highlight=False, markup=False)
+            console.print(ran.output[-2000:], highlight=False, markup=False)
+            return False
+    console.print(
+        f"the unbroken tree is green: {len(tests)} tests, {len(runs) - bool(tests)} scenarios", highlight=False
+    )
+    return True
+
+
 def main() -> int:
     """Run all, print the table, exit 0 when each is red."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -99,11 +180,14 @@ def main() -> int:
     console = Console()
     verdicts = []
     with tempfile.TemporaryDirectory(prefix="turnkeeper-mutants-") as folder:
+        if not given and not unbroken(mutants, Path(folder) / "tree", console):
+            return 1
         for number, mutant in enumerate(mutants, 1):
-            console.print(f"[{number}/{len(mutants)}] {mutant.patch.stem}: {mutant.rule}", highlight=False)
+            console.print(
+                f"[{number}/{len(mutants)}] {mutant.patch.stem}: {mutant.rule}", highlight=False, markup=False
+            )
             verdicts.append(judge(mutant, Path(folder) / "tree"))
-            if verdicts[-1].status != "red":
-                console.print(verdicts[-1].detail, highlight=False, markup=False)
+            console.print(f"    {verdicts[-1].status}: {verdicts[-1].detail}", highlight=False, markup=False)
     table = Table("mutant", "rule broken", "noticed by", "came out", "seconds")
     for verdict in verdicts:
         mutant = verdict.mutant
