@@ -1,0 +1,191 @@
+"""The command line as people and programs meet it: help that teaches, faults in one line, one JSON object a line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from turnkeeper import cli
+from turnkeeper.cli import options
+from turnkeeper.client import Client
+from turnkeeper.demo import scenario as scenarios
+from turnkeeper.target import DINNER, Target
+
+COMMANDS = """up|down|status|doctor|demo|publish|say|cancel|actions|accept|decline|sessions|session create|timeline|
+operations|resolve|dead list|dead show|dead replay|dead drop|quarantine list|quarantine show|quarantine release|
+held list|held release|token|secrets init"""
+ALL = [command.strip() for command in COMMANDS.split("|")]
+Handler = Callable[[httpx2.Request], httpx2.Response]
+Speak = Callable[[Handler], None]
+
+
+@pytest.fixture
+def speak(monkeypatch: pytest.MonkeyPatch) -> Speak:
+    """Let the commands speak to a handler instead of a deployment."""
+
+    def use(handler: Handler) -> None:
+        target = Target(
+            urls={name: f"http://{name}" for name in ("ingress", "session", "consent", "tools")},
+            config=DINNER,
+            user_secret="u" * 32,
+            operator="operator",
+            environment={"RESTAURANT_SECRET": "whsec_" + "QUFB" * 10},
+        )
+        transport = httpx2.MockTransport(handler)
+        monkeypatch.setattr(options, "find_target", lambda state: target)
+        monkeypatch.setattr(options, "Client", lambda found: Client(found, httpx2.Client(transport=transport)))
+
+    return use
+
+
+def problem(status: int, code: str, title: str) -> httpx2.Response:
+    return httpx2.Response(status, json={"type": f"https://turnkeeper.dev/problems/{code}", "title": title})
+
+
+@pytest.mark.parametrize("command", ALL)
+def test_every_command_teaches_by_its_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([*command.split(), "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "Usage: turnkeeper" in shown
+    if command not in ("secrets init",):
+        assert "Example" in shown, "the help has no example"
+        assert f"turnkeeper {command}" in " ".join(shown.split()), "the example does not show the command"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nonsense"], "nonsense"),
+        (["say", "dinner"], "TEXT"),
+        (["say", "dinner", "text"], "--as"),
+        (["publish", "restaurant", "--via", "pigeon"], "pigeon"),
+        (["up", "--replicas", "0"], "--replicas"),
+    ],
+)
+def test_a_wrong_call_is_one_line_and_status_2(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(arguments) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("\n") == 1
+    assert says in told.err
+    assert "--help" in told.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["sessions"], ["timeline", "dinner"], ["accept", "dinner", "A1", "--as", "ana"], ["dead", "list"], ["status"]],
+)
+def test_without_a_stack_each_command_says_how_to_get_one(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("INGRESS_URL", "SESSION_URL", "CONSENT_URL", "TOOLS_URL", "AMQP_URL"):
+        monkeypatch.delenv(f"TURNKEEPER_{name}", raising=False)
+    monkeypatch.setenv("TURNKEEPER_STATE", str(tmp_path / "none"))
+    assert cli.run(arguments) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("\n") == 1
+    assert "turnkeeper up" in told.err
+
+
+def test_a_service_that_does_not_answer_is_one_line(speak: Speak, capsys: pytest.CaptureFixture[str]) -> None:
+    def gone(request: httpx2.Request) -> httpx2.Response:
+        raise httpx2.ConnectError("refused", request=request)
+
+    speak(gone)
+    assert cli.run(["sessions"]) == 1
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "session at http://session does not answer" in told
+    assert "turnkeeper doctor" in told
+
+
+def test_a_refusal_tells_the_problem(speak: Speak, capsys: pytest.CaptureFixture[str]) -> None:
+    speak(lambda request: problem(403, "not-the-owner", "This session belongs to another user"))
+    assert cli.run(["say", "dinner", "hello", "--as", "ben"]) == 1
+    assert capsys.readouterr().err == "turnkeeper: This session belongs to another user (403 not-the-owner)\n"
+
+
+def test_accept_fetches_the_question_and_binds_the_yes_to_it(speak: Speak, capsys: pytest.CaptureFixture[str]) -> None:
+    sent: list[Any] = []
+
+    def consent(request: httpx2.Request) -> httpx2.Response:
+        if request.method == "GET":
+            return httpx2.Response(200, json={"question": "A1: book\x1b[31m it?", "question_digest": "d" * 64})
+        sent.append((request.headers["authorization"], json.loads(request.content)))
+        return httpx2.Response(200, json={"state": "accepted", "by": "ana", "decided_at": 1_800_000_000_000})
+
+    speak(consent)
+    assert cli.run(["accept", "dinner", "A1", "--as", "ana"]) == 0
+    assert sent[0][1] == {"decision": "accept", "question_digest": "d" * 64}
+    assert sent[0][0].startswith("Bearer ey")
+    shown = capsys.readouterr().out
+    assert "question: A1: book\\u{1B}[31m it?" in shown, "what a stranger wrote must not speak to the terminal"
+    assert "A1 accepted by ana" in shown
+
+
+def test_a_rejected_event_is_a_fault_and_a_duplicate_is_none(speak: Speak, capsys: pytest.CaptureFixture[str]) -> None:
+    speak(lambda request: httpx2.Response(200, json={"status": "duplicate", "id": "x"}))
+    assert cli.run(["publish", "restaurant", "--id", "e1", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["status"], told["event"], told["http"]) == ("duplicate", "e1", 200)
+    speak(lambda request: problem(401, "not-verified", "The delivery could not be verified"))
+    assert cli.run(["publish", "restaurant", "--id", "e1"]) == 1
+    assert "401 not-verified" in capsys.readouterr().err
+
+
+def test_an_unknown_source_and_data_that_is_no_json_are_told(speak: Speak, capsys: pytest.CaptureFixture[str]) -> None:
+    speak(lambda request: httpx2.Response(500))
+    assert cli.run(["publish", "nobody"]) == 1
+    assert "restaurant" in capsys.readouterr().err
+    assert cli.run(["publish", "restaurant", "--data", "{reservation: R1}"]) == 1
+    assert "not JSON" in capsys.readouterr().err
+
+
+def test_the_timeline_is_one_object_a_line_for_programs(speak: Speak, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [
+        {"seq": 1, "at": 5, "kind": "input", "text": "ana: hello\nthere", "origin": "user"},
+        {"seq": 2, "at": 6, "kind": "turn.start", "text": "origin=restaurant", "turn": "T1"},
+    ]
+    speak(lambda request: httpx2.Response(200, json={"lines": lines}))
+    assert cli.run(["timeline", "dinner", "--json"]) == 0
+    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert set(shown[0]) == {
+        "seq", "at", "kind", "text", "turn", "origin", "event", "action", "operation", "cause"
+    }  # fmt: skip
+    assert cli.run(["timeline", "dinner"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "  1 input             ana: hello\\u{A}there",
+        "  2 turn.start        origin=restaurant",
+    ]
+
+
+def test_resolve_sends_the_operators_word(speak: Speak, capsys: pytest.CaptureFixture[str]) -> None:
+    sent: list[Any] = []
+
+    def tools(request: httpx2.Request) -> httpx2.Response:
+        sent.append((request.url.path, request.headers["authorization"], json.loads(request.content)))
+        return httpx2.Response(200, json={"operation": "O3", "tool": "reserve_table", "state": "committed"})
+
+    speak(tools)
+    assert cli.run(["resolve", "dinner", "O3", "committed", "--note", "they say so"]) == 0
+    path = "/v1/sessions/dinner/operations/O3/resolve"
+    assert sent == [(path, "Bearer operator", {"state": "committed", "note": "they say so"})]
+    assert "dinner O3 (reserve_table): committed" in capsys.readouterr().out
+
+
+def test_the_list_of_scenarios_is_one_name_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["demo", "--list"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown == scenarios.names()
+    assert shown[0] == "offer"
+
+
+def test_a_scenario_with_settings_is_refused_on_a_running_stack(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["demo", "offer-by-role", "--on-running"]) == 1
+    assert "without --on-running" in capsys.readouterr().err
