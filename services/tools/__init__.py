@@ -2,8 +2,8 @@
 
 Consumes `tools.run_step` and `tools.withdraw_operation` from `turnkeeper.tools`; publishes `tools.step_finished` to the
 session's partition, `ingress.register_subject` to ingress and notices of topic `operation`. Owns in Redis, in the
-session's partition: operations, their index, leases, the list of unknown ones, and the bindings of turns and inputs;
-spends the steps of consent's actions in the script that claims.
+session's partition: operation, operations, lease, unknown, trim, binding; spends the steps of an action, which is
+consent's, in the script that claims.
 
 Read `handlers` → `domain` → `store` → `connectors`: authority → tool → arguments → permission → identity → one script
 (known key, bindings, grant, claim) → run → record → answer.
