@@ -51,6 +51,12 @@ def test_a_forged_old_message_is_a_refusal_of_the_signature() -> None:
     assert ask(webhooks(NEW), sign_webhook(OLD, "e1", NOW - 9999, BODY)) is Refusal.SIGNATURE
 
 
+@pytest.mark.parametrize("body", [b'{"a":1}', b'{ "a": 1 }', b'{"a": 1.0}', b'{"a": 1, "a": 1}'])
+def test_the_signature_is_over_the_raw_bytes_and_not_over_what_they_say(body: bytes) -> None:
+    assert ask(webhooks(NEW), sign_webhook(NEW, "e1", NOW, BODY), body) is Refusal.SIGNATURE
+    assert isinstance(ask(webhooks(NEW), sign_webhook(NEW, "e1", NOW, body), body), Verified)
+
+
 def test_milliseconds_are_not_taken_for_seconds() -> None:
     assert ask(webhooks(NEW), sign_webhook(NEW, "e1", NOW * 1000, BODY)) is Refusal.TIME
 
