@@ -32,6 +32,9 @@ from services.ingress.strict_json import Malformed, parse
 
 RETRY_WITHIN_SECONDS = 0.5
 """A store that fails this fast may only have lost one connection: the same attempt is tried once more."""
+DISCARDED = 4
+"""A body of up to so many times the bound is read and thrown away: a sender whose connection is closed while it sends
+never sees the answer."""
 _STATUS: Mapping[str, int] = {"accepted": 202, "duplicate": 200, "quarantined": 202, "held": 202}
 
 
@@ -244,24 +247,27 @@ def idempotency_key(request: Request) -> str:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The raw body. Raises Problem 413 as soon as it is known to be longer than `limit` bytes."""
+    """The raw body. Raises Problem 413 for one longer than `limit` bytes, of which no more than that is kept."""
     declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit:
+    if declared.isdecimal() and int(declared) > limit * DISCARDED:
         raise too_large(limit)
     chunks, size = [], 0
     try:
         async for chunk in request.stream():
             size += len(chunk)
-            if size > limit:
-                raise too_large(limit)
-            chunks.append(chunk)
+            if size > limit * DISCARDED:
+                break
+            if size <= limit:
+                chunks.append(chunk)
     except ClientDisconnect:
         raise Problem(400, "malformed", "The body ended early") from None
+    if size > limit:
+        raise too_large(limit)
     return b"".join(chunks)
 
 
 def too_large(limit: int) -> Problem:
-    """The body is above the bound. The connection is closed, since the rest is not read."""
+    """The body is above the bound. The connection is closed, since some of it may not have been read."""
     detail = f"At most {limit} bytes."
     return Problem(413, "too-large", "The body is too large", detail, headers={"Connection": "close"})
 
