@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, StringConstraints, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from libs.runtime.auth import Operators
+
 SECRETS_DIR = "/run/secrets"
 
 
@@ -75,6 +77,12 @@ class RuntimeSettings(BaseSettings):
         if unknown:
             raise ValueError(f"there are no lab switches {', '.join(sorted(unknown))}")
         return text
+
+    @field_validator("operator_tokens")
+    @classmethod
+    def _operators(cls, tokens: SecretStr) -> SecretStr:
+        Operators.parse(tokens.get_secret_value())
+        return tokens
 
     @model_validator(mode="after")
     def _lab_is_for_demos(self) -> Self:
