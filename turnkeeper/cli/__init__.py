@@ -35,8 +35,8 @@ from turnkeeper.target import TargetError
 
 _HELP = """Turnkeeper: a runtime for AI agents whose turns may be started by somebody who is not the user.
 
-Start with [bold]turnkeeper demo[/bold], which runs the whole story on servers of its own, or with
-[bold]turnkeeper up[/bold] and the commands below. Each has examples in its --help.
+Start with **turnkeeper demo**, which runs the whole story on servers of its own, or with
+**turnkeeper up** and the commands below. Each has examples in its --help.
 """
 _EXPECTED = (ApplicationError, ClientError, DemoError, SigningError, StackError, TargetError)
 
@@ -47,7 +47,7 @@ def build() -> typer.Typer:
         name="turnkeeper",
         help=_HELP,
         no_args_is_help=True,
-        rich_markup_mode="rich",
+        rich_markup_mode="markdown",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -72,6 +72,8 @@ def run(arguments: Sequence[str]) -> int:
         status = build()(args=list(arguments), prog_name="turnkeeper", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except UsageError as error:
+        if not error.format_message():  # no command was given, and the help was shown instead
+            return 2
         path = error.ctx.command_path if error.ctx else "turnkeeper"
         return _failed(f"{error.format_message()} (see {path} --help)", 2)
     except ClickException as error:

@@ -8,7 +8,7 @@ from libs.contracts.consent import Verdict
 from turnkeeper.cli.options import STATE, AsUser, Json, SessionName, State, client
 from turnkeeper.printing import moment, one_line, print_json, print_line, print_rows
 
-ActionName = Annotated[str, typer.Argument(help="The action, such as A1.", metavar="ACTION")]
+ActionName = Annotated[str, typer.Argument(help="The action, such as A1.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -25,7 +25,7 @@ def actions(
 ) -> None:
     """Show a session's actions, or every pending question of the deployment.
 
-    [bold]Examples[/bold]
+    **Examples**
 
       turnkeeper actions dinner
 
@@ -46,7 +46,7 @@ def accept(session: SessionName, action: ActionName, user: AsUser, state: State 
 
     The question is fetched and shown first, and the yes is bound to its text. Saying it again gives the same receipt.
 
-    [bold]Example[/bold]
+    **Example**
 
       turnkeeper accept dinner A1 --as ana
     """
@@ -58,7 +58,7 @@ def decline(
 ) -> None:
     """Say no to a question: nothing of it is done.
 
-    [bold]Example[/bold]
+    **Example**
 
       turnkeeper decline dinner A1 --as ana
     """

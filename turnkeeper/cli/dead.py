@@ -12,7 +12,7 @@ from turnkeeper.letters import Letter
 from turnkeeper.printing import moment, one_line, print_json, print_line, print_rows
 
 app = typer.Typer(help="Messages that could not be handled: look, send again, or drop.", no_args_is_help=True)
-LetterId = Annotated[str, typer.Argument(help="The letter's id, or enough of its beginning.", metavar="ID")]
+LetterId = Annotated[str, typer.Argument(help="The letter's id, or enough of its beginning.")]
 
 
 @app.callback()
@@ -24,7 +24,7 @@ def _group() -> None:
 def index(state: State = STATE, as_json: Json = False) -> None:
     """List the dead letters, oldest first. Nothing is taken from the queue.
 
-    [bold]Example[/bold]
+    **Example**
 
       turnkeeper dead list --json | jq -r 'select(.reason == "attempts_spent") | .id'
     """
@@ -37,7 +37,7 @@ def index(state: State = STATE, as_json: Json = False) -> None:
 def show(letter: LetterId, state: State = STATE, as_json: Json = False) -> None:
     """Show one dead letter with the message that it holds.
 
-    [bold]Example[/bold]
+    **Example**
 
       turnkeeper dead show kq3f
     """
@@ -55,7 +55,7 @@ def show(letter: LetterId, state: State = STATE, as_json: Json = False) -> None:
 def replay(letter: LetterId, state: State = STATE, as_json: Json = False) -> None:
     """Send the message again to where it came from. Refuses what had its effect, or may have had it.
 
-    [bold]Example[/bold]
+    **Example**
 
       turnkeeper dead replay kq3f
     """
@@ -68,7 +68,7 @@ def replay(letter: LetterId, state: State = STATE, as_json: Json = False) -> Non
 def drop(letter: LetterId, state: State = STATE, as_json: Json = False) -> None:
     """Take a letter off the queue for good.
 
-    [bold]Example[/bold]
+    **Example**
 
       turnkeeper dead drop kq3f
     """

@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    name: Annotated[str, typer.Argument(help="The scenario; without, the main job.", metavar="NAME")] = scenarios.MAIN,
+    name: Annotated[str, typer.Argument(help="The scenario; without, the main job.")] = scenarios.MAIN,
     show_list: Annotated[bool, typer.Option("--list", help="One name a line, and nothing is run.")] = False,
     history: Annotated[bool, typer.Option(help="Also show what the planner saw.")] = False,
     on_running: Annotated[
@@ -41,7 +41,7 @@ def demo(
 
     The stack is thrown away at the end. The exit status is 1 if anything came out differently.
 
-    [bold]Examples[/bold]
+    **Examples**
 
       turnkeeper demo
 

@@ -44,7 +44,7 @@ def doctor(state: State = STATE, as_json: Json = False) -> None:
     Without a running stack: whether one could be started here. With one, or a deployment named by the environment:
     its servers, the readiness of each service, messages that wait too long, unknown outcomes, dead letters.
 
-    [bold]Examples[/bold]
+    **Examples**
 
       turnkeeper doctor
 

@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def publish(
-    source: Annotated[str, typer.Argument(help="A source of the application file.", metavar="SOURCE")],
+    source: Annotated[str, typer.Argument(help="A source of the application file.")],
     event: Annotated[str | None, typer.Option("--id", help="The event's id. The same id again is a duplicate.")] = None,
     type: Annotated[str, typer.Option("--type", help="The event's type.")] = "",
     data: Annotated[str, typer.Option(help="The event's data as JSON, or - to read it from stdin.")] = "{}",
@@ -32,7 +32,7 @@ def publish(
     The exit status is 1 if it was rejected. Over AMQP the broker's confirm is the answer; what became of the event
     shows turnkeeper timeline, held or quarantine.
 
-    [bold]Examples[/bold]
+    **Examples**
 
       turnkeeper publish restaurant --type table.gone --data '{"reservation": "R1"}'
 
@@ -51,7 +51,7 @@ def publish(
 
 def say(
     session: SessionName,
-    text: Annotated[str, typer.Argument(help="What the user says.", metavar="TEXT")],
+    text: Annotated[str, typer.Argument(help="What the user says.")],
     user: AsUser,
     key: Annotated[str | None, typer.Option("--id", help="The message's Idempotency-Key; drawn if left out.")] = None,
     state: State = STATE,
@@ -59,7 +59,7 @@ def say(
 ) -> None:
     """Send a user's message to their session.
 
-    [bold]Examples[/bold]
+    **Examples**
 
       turnkeeper say dinner "Book Fri 19:00 for 4 and tell the group" --as ana
 
@@ -78,7 +78,7 @@ def cancel(
 ) -> None:
     """Stop the session's running turn: nothing more is sent, and what is in flight is found out and told.
 
-    [bold]Example[/bold]
+    **Example**
 
       turnkeeper cancel dinner --as ana
     """

@@ -19,7 +19,7 @@ def _group() -> None:
 def index(state: State = STATE, as_json: Json = False) -> None:
     """List what is held, the first to expire on top.
 
-    [bold]Example[/bold]
+    **Example**
 
       turnkeeper held list
     """
@@ -31,14 +31,14 @@ def index(state: State = STATE, as_json: Json = False) -> None:
 
 @app.command()
 def release(
-    subject: Annotated[str, typer.Argument(help="The subject that the events wait for.", metavar="SUBJECT")],
+    subject: Annotated[str, typer.Argument(help="The subject that the events wait for.")],
     session: Annotated[str, typer.Option(help="The session that it belongs to.", metavar="SESSION")],
     state: State = STATE,
     as_json: Json = False,
 ) -> None:
     """Say whose a subject is: what waits for it goes to that session, and what comes later too.
 
-    [bold]Example[/bold]
+    **Example**
 
       turnkeeper held release reservation:R7 --session dinner
     """

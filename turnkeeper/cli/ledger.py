@@ -33,7 +33,7 @@ def operations(
 
     Here --state is the operations' state; the stack's folder is --folder or TURNKEEPER_STATE.
 
-    [bold]Examples[/bold]
+    **Examples**
 
       turnkeeper operations --state unknown
 
@@ -49,7 +49,7 @@ def operations(
 
 def resolve(
     session: SessionName,
-    operation: Annotated[str, typer.Argument(help="The operation, such as O3.", metavar="OPERATION")],
+    operation: Annotated[str, typer.Argument(help="The operation, such as O3.")],
     became: Annotated[Literal["committed", "failed"], typer.Argument(help="What became of it.")],
     note: Annotated[str, typer.Option(help="How you know; kept with it.")],
     state: State = STATE,
@@ -59,7 +59,7 @@ def resolve(
 
     The session is told as if the tool had answered. What is known is not changed.
 
-    [bold]Example[/bold]
+    **Example**
 
       turnkeeper resolve dinner O3 committed --note "the restaurant says that R2 is ours"
     """

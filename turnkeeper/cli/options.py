@@ -20,7 +20,7 @@ State = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="For programs: one JSON object a line.")]
-SessionName = Annotated[str, typer.Argument(help="The session's name.", metavar="SESSION")]
+SessionName = Annotated[str, typer.Argument(help="The session's name.")]
 AsUser = Annotated[str, typer.Option("--as", help="The user who speaks.", metavar="USER")]
 STATE = DEFAULT_STATE
 

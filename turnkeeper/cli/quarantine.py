@@ -9,7 +9,7 @@ from turnkeeper.cli.options import STATE, Json, State, client
 from turnkeeper.printing import print_json, print_line, print_rows
 
 app = typer.Typer(help="Verified events that must not be acted on as they are.", no_args_is_help=True)
-EntryId = Annotated[str, typer.Argument(help="The entry's id.", metavar="ID")]
+EntryId = Annotated[str, typer.Argument(help="The entry's id.")]
 
 
 @app.callback()
@@ -21,7 +21,7 @@ def _group() -> None:
 def index(state: State = STATE, as_json: Json = False) -> None:
     """List the entries, newest first: a known id with another body, attributes that disagree, no way to a session.
 
-    [bold]Example[/bold]
+    **Example**
 
       turnkeeper quarantine list
     """
@@ -34,7 +34,7 @@ def index(state: State = STATE, as_json: Json = False) -> None:
 def show(entry: EntryId, state: State = STATE, as_json: Json = False) -> None:
     """Show one entry with its body.
 
-    [bold]Example[/bold]
+    **Example**
 
       turnkeeper quarantine show 4fz2k
     """
@@ -55,7 +55,7 @@ def release(
 ) -> None:
     """Let an entry in, as an event of its own with its source's origin. It gives nobody's permission.
 
-    [bold]Example[/bold]
+    **Example**
 
       turnkeeper quarantine release 4fz2k --session dinner
     """

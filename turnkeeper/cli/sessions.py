@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 def sessions(state: State = STATE, as_json: Json = False) -> None:
     """List the sessions, newest first, with their owner and what they do now.
 
-    [bold]Example[/bold]
+    **Example**
 
       turnkeeper sessions --json | jq -r .session
     """
@@ -54,7 +54,7 @@ def create(
 ) -> None:
     """Make a session and name its owner, who alone may speak in it and is asked.
 
-    [bold]Example[/bold]
+    **Example**
 
       turnkeeper session create dinner --owner ana
     """
@@ -75,7 +75,7 @@ def timeline(
 ) -> None:
     """Show what happened in a session, in order: number, kind, text.
 
-    [bold]Examples[/bold]
+    **Examples**
 
       turnkeeper timeline dinner
 

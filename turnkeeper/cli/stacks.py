@@ -49,7 +49,7 @@ def up(
     Everything about the stack is in the state folder: stack.json with every URL, logs/, and the servers' data, with
     which a later start goes on.
 
-    [bold]Examples[/bold]
+    **Examples**
 
       turnkeeper up
 
@@ -58,22 +58,21 @@ def up(
       turnkeeper up --config my/turnkeeper.yaml --port-base 0 --state /tmp/tk
     """
     chosen = find_config(config)
-    made = stacks.start_stack(state, engine, port_base, chosen, replicas, say=progress)
-    if as_json:
-        print_json({"state": str(made.state), "engine": made.engine, "urls": made.urls, "config": str(made.config)})
-    else:
-        _print_stack(made)
-    if detach:
-        progress(f"it runs until: turnkeeper down --state {state}")
+
+    def start() -> None:
+        _print_stack(stacks.start_stack(state, engine, port_base, chosen, replicas, say=progress), as_json)
+
+    if not detach:
+        stacks.hold(state, start, say=progress)
         return
-    progress("it runs until Ctrl-C")
-    stacks.hold(state, say=progress)
+    start()
+    progress(f"it runs until: turnkeeper down --state {state}")
 
 
 def down(state: State = STATE) -> None:
     """Stop a stack with everything that it started. Its data stays in the state folder.
 
-    [bold]Example[/bold]
+    **Example**
 
       turnkeeper down --state /tmp/tk
     """
@@ -84,7 +83,7 @@ def down(state: State = STATE) -> None:
 def status(state: State = STATE, as_json: Json = False) -> None:
     """Say what of a stack runs and is ready. The exit status is 1 if something is not.
 
-    [bold]Examples[/bold]
+    **Examples**
 
       turnkeeper status
 
@@ -121,7 +120,10 @@ def _readiness(client: Client, name: str, url: str) -> tuple[bool, str]:
     return ready, "; ".join(said)
 
 
-def _print_stack(made: stacks.Stack) -> None:
+def _print_stack(made: stacks.Stack, as_json: bool) -> None:
+    if as_json:
+        print_json({"state": str(made.state), "engine": made.engine, "urls": made.urls, "config": str(made.config)})
+        return
     for service, urls in made.urls.items():
         print_line(f"{service:<9} {'  '.join(urls)}")
     if made.sandbox_url:

@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 
 
 def token(
-    user: Annotated[str, typer.Argument(help="The user's id.", metavar="USER")],
+    user: Annotated[str, typer.Argument(help="The user's id.")],
     seconds: Annotated[int, typer.Option(min=1, max=31 * 86_400, help="How long it is valid.")] = 3_600,
     state: State = STATE,
     as_json: Json = False,
@@ -27,7 +27,7 @@ def token(
 
     Whoever holds it is that user: for trying things, not for handing out.
 
-    [bold]Example[/bold]
+    **Example**
 
       curl -H "Authorization: Bearer $(turnkeeper token ana)" http://127.0.0.1:8082/v1/sessions/dinner/actions
     """

@@ -2,17 +2,16 @@
 
 import contextlib
 import shutil
-import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 import yaml
 
 from turnkeeper.demo.scenario import Settings, laid_over
 from turnkeeper.engines.base import Say
-from turnkeeper.stack import Stack, start_stack, stop_stack
+from turnkeeper.stack import Stack, interruptible, start_stack, stop_stack
 from turnkeeper.target import DINNER
 
 PARTITIONS = 4
@@ -27,30 +26,27 @@ def throw_away(settings: Settings, *, engine: str | None = None, say: Say) -> It
     """
     folder = Path(tempfile.mkdtemp(prefix="turnkeeper-demo-"))
     state = folder / "state"
+    config = _application(folder / "application", settings)
     kept = False
-    try:
-        with _ended_by_signals():
+    with _interruptible():
+        try:
+            yield start_stack(state, engine, 0, config, lab=_environment(settings), partitions=PARTITIONS, say=say)
+        except Exception:
+            kept = (state / "logs").is_dir()
+            raise
+        finally:
             try:
-                yield start_stack(
-                    state,
-                    engine,
-                    0,
-                    _application(folder / "application", settings),
-                    lab=_environment(settings),
-                    partitions=PARTITIONS,
-                    say=say,
-                )
-            except BaseException:
-                kept = (state / "logs").is_dir()
-                raise
+                stop_stack(state, say=say)
             finally:
-                with _undisturbed():
-                    stop_stack(state, say=say)
-    finally:
-        if kept:
-            say(f"demo: the logs are in {state / 'logs'}")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+                if kept:
+                    say(f"demo: the logs are in {state / 'logs'}")
+                else:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _interruptible() -> contextlib.AbstractContextManager[None]:
+    """Signals can be handled in the main thread alone; elsewhere whoever runs us handles them."""
+    return interruptible() if threading.current_thread() is threading.main_thread() else contextlib.nullcontext()
 
 
 def _application(folder: Path, settings: Settings) -> Path:
@@ -65,35 +61,3 @@ def _application(folder: Path, settings: Settings) -> Path:
 def _environment(settings: Settings) -> dict[str, str]:
     lab = {"TURNKEEPER_LAB": ",".join(settings.lab), "TURNKEEPER_LAB_DEMO": "1"} if settings.lab else {}
     return {**settings.env, **lab}
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that the stack goes with whoever started it."""
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    with _handling(end, signal.SIGTERM, signal.SIGHUP):
-        yield
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C must not leave half a stack."""
-    with _handling(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        yield
-
-
-@contextlib.contextmanager
-def _handling(handler: "signal._HANDLER", *numbers: signal.Signals) -> Iterator[None]:
-    try:
-        before = {number: signal.signal(number, handler) for number in numbers}
-    except ValueError:  # not in the main thread: whoever runs us there handles its signals
-        yield
-        return
-    try:
-        yield
-    finally:
-        for number, former in before.items():
-            signal.signal(number, former)
