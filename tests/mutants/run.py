@@ -33,7 +33,7 @@ _NOTICED = {
     "scenario": (
         r"came out differently than recorded|: waited \d+ s for ",
         r"^Traceback ",
-        r"^([-+][^-+].*|.*: waited .*)",
+        r"^turnkeeper: (.+)",
     ),
 }
 """Kind → what the output holds when the rule was missed; when something else broke; lines that say why."""
@@ -100,7 +100,7 @@ def verdict_of(kind: str, ran: Ran) -> tuple[str, str]:
         return "did not end", tail
     if ran.code != 1 or not noticed.search(ran.output) or broke.search(ran.output):
         return f"broke ({ran.code})", tail
-    return "red", " | ".join(match[1].strip() for match in list(why.finditer(ran.output))[:3])[:300]
+    return "red", " | ".join(match[1].strip() for match in list(why.finditer(ran.output))[:3])[:2000]
 
 
 def command(kind: str, targets: Sequence[str]) -> list[str]:
