@@ -99,6 +99,7 @@ def print_timeline_line(line: TimelineLine) -> None:
     """The same, in color on a terminal."""
     style = _COLORS.get(line.kind.partition(".")[0], "")
     console().print(Text(plain_line(line), style=style))
+    sys.stdout.flush()  # who follows through a pipe wants it now
 
 
 def one_line(text: str) -> str:

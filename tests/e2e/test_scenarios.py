@@ -1,16 +1,19 @@
 """Each scenario, played on real services, Redis and RabbitMQ, comes out as it was recorded."""
 
+import asyncio
 import os
 import re
-import secrets
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import aio_pika
 import pytest
+import redis
 
+from libs.contracts.topology import Topology
 from tests.support.leftovers import naming
 from tests.support.servers import Servers, skip_or_fail
 from tests.support.stages import Stage
@@ -81,7 +84,6 @@ def test_a_demo_that_is_told_to_end_leaves_no_process(servers: Servers, number: 
             servers.redis_url(),
             servers.amqp_url(),
         )
-        environment["TURNKEEPER_NAMESPACE"] = f"ended-{secrets.token_hex(6)}"
     command = [sys.executable, "-m", "turnkeeper.cli", "demo", "--engine", engine]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
     folder = _until_ready(child)
@@ -99,6 +101,23 @@ def test_a_lab_setting_is_refused_outside_a_demo(stage: Stage) -> None:
     )
     assert done.returncode != 0
     assert "TURNKEEPER_LAB" in done.stdout + done.stderr
+
+
+def test_a_throw_away_stack_takes_its_queues_and_keys_with_it(stage: Stage, servers: Servers) -> None:
+    namespace = stage.of(Settings()).namespace
+    prefix, queue = f"tk:{namespace}:*", Topology(namespace).dead
+    with redis.Redis.from_url(servers.redis_url()) as client:
+        assert next(client.scan_iter(match=prefix, count=1_000), None) is not None
+        stage.close()
+        assert list(client.scan_iter(match=prefix, count=1_000)) == []
+    with pytest.raises(aio_pika.exceptions.ChannelNotFoundEntity):
+        asyncio.run(_declared(servers.amqp_url(), queue))
+
+
+async def _declared(url: str, queue: str) -> None:
+    async with await aio_pika.connect(url) as connection:
+        channel = await connection.channel()
+        await channel.declare_queue(queue, passive=True)
 
 
 def _assert_as_recorded(scenario: Scenario, played: Played) -> None:

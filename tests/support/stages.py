@@ -1,7 +1,6 @@
 """Stacks for end-to-end tests: one at a time, kept for as long as the next test wants the same settings."""
 
 import contextlib
-import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -38,6 +37,5 @@ class Stage:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TURNKEEPER_REDIS_URL", self._servers.redis_url())
             patch.setenv("TURNKEEPER_AMQP_URL", self._servers.amqp_url())
-            patch.setenv("TURNKEEPER_NAMESPACE", f"stage-{secrets.token_hex(6)}")
             with throw_away(settings, engine="external", say=print) as stack:
                 yield stack

@@ -11,13 +11,14 @@ from turnkeeper.demo.scenario import Expected, Settings, laid_over
 
 RECORDED = Expected(
     timeline=("1 input ana: book", "2 tool.sent reserve()", "3 tool.committed reserve: R1", "4 turn.done"),
+    effects=("agent put reservations R1",),
     world=("restaurant holds: R1",),
     answers=("ana says it: 202 accepted",),
 )
 
 
-def came(*lines: str, world: str = "restaurant holds: R1") -> Expected:
-    return Expected(timeline=lines, world=(world,))
+def came(*lines: str, world: str = "restaurant holds: R1", times: int = 1) -> Expected:
+    return Expected(timeline=lines, effects=RECORDED.effects * times, world=(world,))
 
 
 @pytest.mark.parametrize("name", scenarios.names())
@@ -31,7 +32,7 @@ def test_what_is_as_recorded_has_no_differences() -> None:
     assert differences(RECORDED, RECORDED) == []
 
 
-@pytest.mark.parametrize("part", ["timeline", "answers", "world", "deliveries"])
+@pytest.mark.parametrize("part", ["timeline", "answers", "effects", "world", "deliveries"])
 def test_every_part_is_compared_exactly(part: str) -> None:
     other = RECORDED.model_copy(update={part: (*getattr(RECORDED, part), "something more")})
     assert any("something more" in line for line in differences(RECORDED, other))
@@ -68,6 +69,10 @@ def test_a_crash_may_change_no_outcome(lines: tuple[str, ...]) -> None:
 
 def test_a_crash_may_not_change_the_world() -> None:
     assert differences_after_crashes(RECORDED, came(*RECORDED.timeline, world="restaurant holds: R1; R2"))
+
+
+def test_a_crash_may_not_repeat_an_effect() -> None:
+    assert differences_after_crashes(RECORDED, came(*RECORDED.timeline, times=2))
 
 
 def test_a_recording_replaces_what_was_expected_and_nothing_else(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ RECOVERY = frozenset({"tool.replayed", "tool.unknown"})
 def differences(expected: Expected, came: Expected) -> list[str]:
     """Each difference as lines of a diff; none if all is as recorded."""
     found: list[str] = []
-    for part in ("timeline", "answers", "world", "deliveries"):
+    for part in ("timeline", "answers", "effects", "world", "deliveries"):
         wanted, got = list(getattr(expected, part)), list(getattr(came, part))
         if wanted != got:
             diff = difflib.unified_diff(wanted, got, f"recorded {part}", f"{part} now", lineterm="", n=1)
@@ -22,11 +22,13 @@ def differences(expected: Expected, came: Expected) -> list[str]:
 
 def differences_after_crashes(expected: Expected, came: Expected) -> list[str]:
     """As `differences`, for a run with crashes: the recorded outcomes in their order, with lines of recovery between
-    them at most, and the same world. Answers and ingress's log, which a kill forgets, are not compared."""
-    found = _unrecovered(expected.timeline, came.timeline)
-    if expected.world != came.world:
-        found += ["world differs:", *(f"-{line}" for line in expected.world), *(f"+{line}" for line in came.world)]
-    return found
+    them at most, the same effects, each once, and the same world. Answers and ingress's log, which a kill forgets, are
+    not compared."""
+    world = {"timeline": (), "answers": (), "deliveries": ()}
+    return [
+        *_unrecovered(expected.timeline, came.timeline),
+        *differences(expected.model_copy(update=world), came.model_copy(update=world)),
+    ]
 
 
 def _unrecovered(expected: Sequence[str], came: Sequence[str]) -> list[str]:

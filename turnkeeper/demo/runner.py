@@ -93,6 +93,7 @@ class Runner:
         self._ending = self._free_ending()
         self.session = SESSION + self._ending
         self._offsets = self._records_now()
+        self._effects_before = len(client.effects())
         self._before = self._scrape()
 
     def play(self) -> Played:
@@ -104,6 +105,7 @@ class Runner:
         came = Expected(
             timeline=tuple(f"{line.seq} {line.kind} {line.text}".rstrip() for line in lines),
             answers=tuple(self._answers),
+            effects=tuple(self._effects()),
             world=tuple(self._world()),
             deliveries=tuple(self._deliveries()),
         )
@@ -258,6 +260,15 @@ class Runner:
         for collection in self._client.world()["collections"].values():
             lines = [line for line in map(self._counted_here, collection["lines"]) if line is not None]
             shown.append(f"{collection['heading']}: {'; '.join(lines) or 'nothing'}")
+        return shown
+
+    def _effects(self) -> list[str]:
+        """What was really done since the scenario began, as the sandbox's log says, which no crash of ours reaches."""
+        shown = []
+        for entry in self._client.effects()[self._effects_before :]:
+            records = " ".join(self._shown(str(record["id"])) for record in entry["records"])
+            became = records if entry["outcome"] == "committed" else f"refused: {entry['reason']}"
+            shown.append(f"{entry['actor'] or 'somebody'} {entry['verb']} {entry['collection']} {became}")
         return shown
 
     def _counted_here(self, line: str) -> str | None:

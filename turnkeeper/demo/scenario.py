@@ -192,11 +192,12 @@ class Step(Part):
 
 
 class Expected(Part):
-    """What was recorded: the timeline as `number kind text`, what was answered, the world at the end, and the
-    deliveries that ingress did not let through the usual way."""
+    """What was recorded: the timeline as `number kind text`, what was answered, what the sandbox's own log says was
+    really done, the world at the end, and the deliveries that ingress did not let through the usual way."""
 
     timeline: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
+    effects: tuple[str, ...] = ()
     world: tuple[str, ...] = ()
     deliveries: tuple[str, ...] = ()
 

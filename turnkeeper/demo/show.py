@@ -7,6 +7,7 @@ from turnkeeper.demo.runner import Played
 from turnkeeper.printing import one_line, print_line, print_timeline_line, progress
 
 _SHOWN = ("turnkeeper_ingress_events_total", "turnkeeper_consent_")
+_EVENTS, _ACTIONS = "turnkeeper_ingress_events_total", "turnkeeper_consent_actions_total"
 _LEFT_OUT = ("_bucket", "_created")
 
 
@@ -49,18 +50,32 @@ def print_played(played: Played) -> None:
         print_line("\nIngress's log: these wrote nothing to the session")
         for delivery in played.came.deliveries:
             print_line(f"    {one_line(delivery)}")
-    print_line("\nThe world, from the sandbox's own log")
+    print_line("\nThe world: what was really done, from the sandbox's own log, and how it is now")
+    for effect in played.came.effects:
+        print_line(f"    world {one_line(effect)}")
     for fact in played.came.world:
         print_line(f"-- {one_line(fact)}")
 
 
 def print_metrics(grown: Mapping[str, float]) -> None:
-    """The samples of ingress's and consent's metrics that are not zero, as a scrape shows them."""
-    print_line("\nMetrics, scraped from the four services (counted since the start)")
+    """The samples of ingress's and consent's metrics that are not zero, as a scrape shows them, and the two rates."""
+    print_line("\nMetrics, scraped from all four services, as they grew since the start")
     for name, value in sorted(grown.items()):
         base = name.partition("{")[0]
         if name.startswith(_SHOWN) and value and not base.endswith(_LEFT_OUT):
-            print_line(f"{name} {value:g}")
+            print_line(f"{name} {float(value)}")
+    duplicate, accepted = _sum(grown, _EVENTS, "duplicate"), _sum(grown, _EVENTS, "accepted")
+    print_line(f"dedupe ratio: {_ratio(duplicate, accepted + duplicate)}")
+    yes, rest = _sum(grown, _ACTIONS, "accepted"), _sum(grown, _ACTIONS, "declined") + _sum(grown, _ACTIONS, "expired")
+    print_line(f"consent accept ratio: {_ratio(yes, yes + rest)}")
+
+
+def _sum(grown: Mapping[str, float], family: str, outcome: str) -> float:
+    return sum(value for name, value in grown.items() if name.startswith(family) and f'outcome="{outcome}"' in name)
+
+
+def _ratio(part: float, whole: float) -> str:
+    return f"{part:g} of {whole:g}" + (f" = {part / whole:.2f}" if whole else "")
 
 
 def print_history(messages: Iterable[Mapping[str, Any]]) -> None:

@@ -1,6 +1,8 @@
 """A throw-away stack for a scenario: on free ports, in a folder of its own, gone at the end whatever happens."""
 
 import contextlib
+import os
+import secrets
 import shutil
 import tempfile
 import threading
@@ -9,8 +11,11 @@ from pathlib import Path
 
 import yaml
 
+from libs.contracts.topology import Topology
+from turnkeeper.demo.leavings import remove
 from turnkeeper.demo.scenario import Settings, laid_over
 from turnkeeper.engines.base import Say
+from turnkeeper.engines.external import NAMESPACE
 from turnkeeper.stack import Stack, interruptible, start_stack, stop_stack
 from turnkeeper.target import DINNER
 
@@ -27,16 +32,22 @@ def throw_away(settings: Settings, *, engine: str | None = None, say: Say) -> It
     folder = Path(tempfile.mkdtemp(prefix="turnkeeper-demo-"))
     state = folder / "state"
     config = _application(folder / "application", settings)
-    kept = False
+    kept, stack = False, None
     with _interruptible():
         try:
-            yield start_stack(state, engine, 0, config, lab=_environment(settings), partitions=PARTITIONS, say=say)
+            with _own_namespace():
+                stack = start_stack(
+                    state, engine, 0, config, lab=_environment(settings), partitions=PARTITIONS, say=say
+                )
+            yield stack
         except Exception:
             kept = (state / "logs").is_dir()
             raise
         finally:
             try:
                 stop_stack(state, say=say)
+                if stack is not None and stack.engine == "external":
+                    remove(stack.redis_url, stack.amqp_url, Topology(stack.namespace, stack.partitions))
             finally:
                 if kept:
                     say(f"demo: the logs are in {state / 'logs'}")
@@ -61,3 +72,17 @@ def _application(folder: Path, settings: Settings) -> Path:
 def _environment(settings: Settings) -> dict[str, str]:
     lab = {"TURNKEEPER_LAB": ",".join(settings.lab), "TURNKEEPER_LAB_DEMO": "1"} if settings.lab else {}
     return {**settings.env, **lab}
+
+
+@contextlib.contextmanager
+def _own_namespace() -> Iterator[None]:
+    """On servers that somebody else runs a throw-away stack must touch nothing but what it makes itself."""
+    before = os.environ.get(NAMESPACE)
+    os.environ[NAMESPACE] = f"demo-{secrets.token_hex(6)}"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[NAMESPACE]
+        else:
+            os.environ[NAMESPACE] = before
