@@ -147,8 +147,10 @@ class Deployment:
         return [name for kind in kinds for name in run(["docker", *kind, "--quiet", "--filter", label]).split()]
 
     def remove(self) -> None:
-        """Take down everything with its data, whatever state it is in."""
+        """Take down everything with its data and our own image, whatever state it is in."""
         self.compose("--profile", "*", "down", "--volumes", "--remove-orphans", within=120)
+        if run(["docker", "image", "ls", "--quiet", self.images["TURNKEEPER_IMAGE"]]):
+            run(["docker", "image", "rm", self.images["TURNKEEPER_IMAGE"]])
 
 
 def engine_answers() -> bool:
