@@ -11,6 +11,8 @@ from libs.contracts.reasons import OperationState
 from libs.contracts.session import Step
 
 KEPT_OPERATIONS = 100
+NEWEST_OPERATIONS = 10
+"""Finished operations without a subject that are still shown: nothing that comes can be about them."""
 KEPT_SUBJECTS = 100
 
 

@@ -12,11 +12,13 @@ from services.session.domain.rules import Rules
 from services.session.domain.state import (
     KEPT_OPERATIONS,
     KEPT_SUBJECTS,
+    NEWEST_OPERATIONS,
     Action,
     Asker,
     InputRef,
     OperationRef,
     Result,
+    SessionState,
     Turn,
 )
 
@@ -131,7 +133,7 @@ def _run(draft: Draft, turn: Turn, step: Step, rules: Rules) -> None:
     operation = f"O{draft.state.ops + 1}"
     key = action_key(turn.action, turn.position) if turn.action else _free_key(turn, step)
     ref = OperationRef(id=operation, key=key, tool=step.tool, args=step.args, state="sent", turn=turn.id)
-    kept = dict(list(draft.state.operations.items())[-KEPT_OPERATIONS:])
+    kept = _worth_keeping(draft.state)
     draft.set(ops=draft.state.ops + 1, operations={**kept, operation: ref})
     draft.set_turn(
         operation=operation,
@@ -157,6 +159,19 @@ def _run(draft: Draft, turn: Turn, step: Step, rules: Rules) -> None:
         key,
         depth=turn.input.depth,
     )
+
+
+def _worth_keeping(state: SessionState) -> dict[str, OperationRef]:
+    """The operations that news may still come of, by the ledger or by their subject, and the newest.
+
+    The state is written at every commit, so what is over leaves it; the ledger has all of them.
+    """
+    subjects = set(state.subjects.values())
+    newest = set(list(state.operations)[-NEWEST_OPERATIONS:])
+    kept = [
+        (id, known) for id, known in state.operations.items() if id in newest or id in subjects or known.state in _RANK
+    ]
+    return dict(kept[-KEPT_OPERATIONS:])
 
 
 def _free_key(turn: Turn, step: Step) -> str:
