@@ -15,6 +15,8 @@ from libs.runtime.publisher import Outgoing, Publisher
 
 log = structlog.get_logger(__name__)
 
+FORGET_SECONDS = 0.1
+"""So long confirms are collected: forgetting must not cost the store a round trip of its own for each message."""
 RELAY_AFTER_MS = 2_000
 RELAY_BATCH = 256
 
@@ -79,6 +81,7 @@ class Outbox:
         """Forget what was confirmed, many at once, until cancelled."""
         while True:
             await self._forget.wait()
+            await asyncio.sleep(FORGET_SECONDS)
             self._forget.clear()
             confirmed, self._confirmed = self._confirmed, defaultdict(list)
             await asyncio.gather(*(self._forget_in(partition, ids) for partition, ids in confirmed.items()))
