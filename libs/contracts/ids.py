@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import re
+from functools import lru_cache
 from typing import Annotated
 
 from pydantic import StringConstraints
@@ -37,6 +38,7 @@ def derive_id(*parts: object) -> str:
     return base64.b32encode(hashlib.blake2b(framed, digest_size=16).digest()).decode().rstrip("=").lower()
 
 
+@lru_cache(maxsize=16_384)
 def partition_of(session: str, partitions: int) -> int:
     """The partition of a session: blake2b(session) mod N (design §3.2). Fixed for the life of a deployment."""
     return int.from_bytes(hashlib.blake2b(session.encode(), digest_size=8).digest(), "big") % partitions
