@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,7 @@ say = Console(stderr=True, highlight=False).print
 def main() -> None:
     """Measure and say what came out. Exit 1 where a run was not exactly once, or could not be run."""
     given = _arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends us ends the stack too
     folder = Path(tempfile.mkdtemp(prefix="turnkeeper-bench-"))
     state = given.state or folder / "stack"
     effects = folder / "turns.ledger"
@@ -58,6 +60,8 @@ def main() -> None:
             stop_stack(state, say=say)
     except (LoadError, StackError) as error:
         sys.exit(f"bench: {error}")
+    except KeyboardInterrupt:
+        sys.exit("bench: interrupted, nothing measured")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     RESULTS.parent.mkdir(exist_ok=True)
