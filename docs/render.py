@@ -158,6 +158,8 @@ def _settings_table(fields: dict[str, FieldInfo]) -> list[str]:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "**required**"
+    if field.default_factory is not None:
+        return "(host name)"
     value = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
     return "" if value in (None, "") else f"`{value}`"
 

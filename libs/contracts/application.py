@@ -65,7 +65,7 @@ def _checked_template(text: str) -> str:
 Duration = Annotated[float, BeforeValidator(seconds), Field(gt=0)]
 """Seconds."""
 Template = Annotated[str, AfterValidator(_checked_template)]
-Gate = Literal["never", "unless-user", "unless-user-alone", "always"]
+Gate = Literal["never", "unless-user", "always"]
 
 
 class Part(BaseModel):
@@ -246,13 +246,6 @@ class Keyed(Part):
     for_: Duration = Field(alias="for")
 
 
-class ToolCall(Part):
-    """Another tool called with arguments from templates."""
-
-    tool: Slug
-    args: dict[str, Any] = {}
-
-
 def _keyed(value: Any) -> Any:
     return None if value is False else value
 
@@ -270,8 +263,6 @@ class Tool(Part):
     """Arguments that the door overwrites with who is acting, as templates over `origin` and `owner`."""
     connector: Connector
     registers: Template | None = None
-    compensate: ToolCall | None = None
-    lookup: ToolCall | None = None
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -347,9 +338,6 @@ class Application(Part):
     def _tool_faults(self) -> list[str]:
         faults = []
         for name, tool in self.tools.items():
-            for role, call in (("compensate", tool.compensate), ("lookup", tool.lookup)):
-                if call is not None and call.tool not in self.tools:
-                    faults.append(f"tools.{name}.{role}: there is no tool {call.tool!r}")
             if tool.connector.sandbox and tool.connector.sandbox.collection not in self.sandbox:
                 faults.append(
                     f"tools.{name}.connector.sandbox: there is no collection {tool.connector.sandbox.collection!r}"

@@ -14,6 +14,8 @@ from libs.contracts.ids import partition_of, shard_of
 Service = Literal["ingress", "session", "consent", "tools"]
 SERVICES: tuple[Service, ...] = ("ingress", "session", "consent", "tools")
 DAY_MS = 86_400_000
+SESSION_TTL_MS = 400 * DAY_MS
+"""A session's life after its last input. Fixed, since four services write keys that must live equally long."""
 SLOTS = 512
 """Small hashes per tag and day. A hash of at most 128 fields stays compact: about 23 bytes a field (5-facts)."""
 

@@ -1,6 +1,8 @@
 """What every service is told by its environment or by secret files. Read once, in `main.py`."""
 
 import os
+import re
+import socket
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 from urllib.parse import urlsplit
@@ -19,6 +21,11 @@ class SettingsError(Exception):
     def __init__(self, faults: list[str]) -> None:
         super().__init__("the settings have faults:\n" + "\n".join(f"  {fault}" for fault in faults))
         self.faults = faults
+
+
+def this_host() -> str:
+    """The host's name as a replica's name. Two replicas of one name would take each other for their own past."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64] or "0"
 
 
 class RuntimeSettings(BaseSettings):
@@ -41,7 +48,8 @@ class RuntimeSettings(BaseSettings):
     )
     partitions: int = Field(16, ge=1, le=100, description="Partitions; fixed at the first deployment")
     replica: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = Field(
-        "0", description="Name of this replica, unique within its service and kept over restarts"
+        default_factory=this_host,
+        description="Name of this replica, unique in its service and kept over restarts; by default the host's",
     )
     config: Path = Field(Path("turnkeeper.yaml"), description="The application file")
     http_host: str = Field("127.0.0.1", description="Address to listen on")

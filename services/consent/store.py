@@ -30,7 +30,7 @@ from typing import Any, Literal
 import orjson
 
 from libs.contracts.errors import ContractError
-from libs.contracts.keys import Keys
+from libs.contracts.keys import DAY_MS, SESSION_TTL_MS, Keys
 from libs.contracts.session import Step
 from libs.runtime.batch import Store
 from libs.runtime.clock import Clock
@@ -40,9 +40,7 @@ from libs.runtime.scripts import load_script
 from services.consent.domain import Record
 from services.consent.ports import Answer, ClosedAs, Glance, Issue, Redemption
 
-DAY_MS = 86_400_000
 KEEP_MS = 30 * DAY_MS
-SESSION_TTL_MS = 400 * DAY_MS
 OUTCOME_KEEP_MS = 6 * DAY_MS
 REFUSED_KEEP_MS = DAY_MS
 SWEEP_BATCH = 200

@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from libs.contracts.application import Application, load_application, resolve_secret
 from libs.contracts.ingress import RegisterSubject
+from libs.contracts.keys import SESSION_TTL_MS
 from libs.runtime.auth import Operators, UserTokens
 from libs.runtime.lifecycle import Runtime, incarnation, run
 from libs.runtime.problems import problem_handlers
@@ -71,7 +72,7 @@ async def build(rt: Runtime[IngressSettings]) -> None:
     ring = Log(settings.ingress_log_lines)
     deliveries = Deliveries(metrics, ring)
     limits = Limits(
-        session_ttl_ms=settings.session_ttl_seconds * 1000,
+        session_ttl_ms=SESSION_TTL_MS,
         subject_ttl_ms=settings.subject_ttl_seconds * 1000,
         held=settings.ingress_held_limit,
         outbox_limit=settings.outbox_limit,

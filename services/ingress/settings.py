@@ -1,10 +1,10 @@
 """What ingress is told by its environment, beside what every service is told."""
 
 from functools import cached_property
-from typing import Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator
 
+from libs.contracts.keys import SESSION_TTL_MS
 from libs.contracts.origin import SealKeys
 from libs.runtime.auth import MIN_SECRET_BYTES, Operators
 from libs.runtime.settings import RuntimeSettings
@@ -26,11 +26,11 @@ class IngressSettings(RuntimeSettings):
     )
     ingress_log_lines: int = Field(500, ge=1, description="Refused and dropped deliveries that GET /v1/log shows")
     ingress_prefetch: int = Field(256, ge=1, description="Deliveries that RabbitMQ hands out before an acknowledgement")
-    session_ttl_seconds: int = Field(
-        400 * DAY_SECONDS, ge=DAY_SECONDS, description="A session's life after its last input"
-    )
     subject_ttl_seconds: int = Field(
-        90 * DAY_SECONDS, ge=DAY_SECONDS, description="How long a subject leads to its session"
+        90 * DAY_SECONDS,
+        ge=DAY_SECONDS,
+        le=SESSION_TTL_MS // 1000,
+        description="How long a subject leads to its session; no longer than a session lives",
     )
 
     @field_validator("seal_keys")
@@ -58,12 +58,6 @@ class IngressSettings(RuntimeSettings):
         if value is not None and not value.startswith(("https://", "http://")):
             raise ValueError("not a URL of the form https://host/path")
         return value
-
-    @model_validator(mode="after")
-    def _lives_fit(self) -> Self:
-        if self.subject_ttl_seconds > self.session_ttl_seconds:
-            raise ValueError("TURNKEEPER_SUBJECT_TTL_SECONDS: a subject must not outlive the session that it leads to")
-        return self
 
     @cached_property
     def keys_of_seals(self) -> SealKeys:

@@ -9,7 +9,7 @@ import orjson
 
 from libs.contracts.errors import LostOwnership, StoreAway
 from libs.contracts.ingress import Input
-from libs.contracts.keys import Keys
+from libs.contracts.keys import SESSION_TTL_MS, Keys
 from libs.contracts.session import TimelineLine
 from libs.runtime.batch import Arg, Store
 from libs.runtime.clock import Clock
@@ -23,7 +23,6 @@ from services.session.snapshot import Snapshot
 TIMELINE_KEPT = 200
 HISTORY_KEPT = 60
 CACHED_SESSIONS = 20_000
-SESSION_TTL_MS = 400 * 86_400_000
 _COMMIT = load_script("services.session", "commit_turn")
 
 

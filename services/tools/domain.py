@@ -157,9 +157,7 @@ def permission(gate: Gate, kind: OriginKind, tool: str) -> Rejection | None:
     match gate:
         case "never":
             return None
-        # `unless-user-alone` also asks where non-user data was in view: that is the planner's view, which the
-        # session judges; what reaches the door from a user's turn has passed there.
-        case "unless-user" | "unless-user-alone":
+        case "unless-user":
             return (
                 None
                 if kind == "user"

@@ -8,7 +8,7 @@ from typing import Any, cast
 import orjson
 
 from libs.contracts.canonical import JSON
-from libs.contracts.keys import DAY_MS, Keys
+from libs.contracts.keys import DAY_MS, SESSION_TTL_MS, Keys
 from libs.contracts.reasons import OperationState
 from libs.contracts.session import Step
 from libs.contracts.tools import RunStep, action_key
@@ -23,7 +23,6 @@ RETENTION_MS = 48 * 3_600_000
 """How long an operation outlives its `not_after`: an old duplicate is never a new key (design §3.4)."""
 BINDING_TTL_MS = 3 * DAY_MS
 """Bindings outlive the seals that they bind, which count for a day."""
-INDEX_TTL_MS = 400 * DAY_MS
 INDEX_MAX = 500
 TRIM_AGAIN_MS = 3_600_000
 _OWNERS_CACHED = 10_000
@@ -129,7 +128,7 @@ class RedisLedger:
         return [
             now, told.call, owner, lease_ms, step.not_after, step.fingerprint, call.operation, call.turn, call.root,
             step.tool, orjson.dumps(dict(step.args)), _pack(told), session, step.authority.principal, self._step_cap,
-            BINDING_TTL_MS, INDEX_MAX, f"{session}:{call.key}", call.key, INDEX_TTL_MS,
+            BINDING_TTL_MS, INDEX_MAX, f"{session}:{call.key}", call.key, SESSION_TTL_MS,
             "" if step.action is None else str(step.step), len(step.action.steps) if step.action else 0,
             len(step.authority.inputs), *(name for name, _ in step.authority.inputs),
         ]  # fmt: skip
@@ -183,7 +182,7 @@ class RedisLedger:
             *self._outbox.keys(session),
         ]
         args: list[Arg] = [
-            now, operation, not_after, RETENTION_MS, call, key, INDEX_MAX, INDEX_TTL_MS, *self._outbox.args(messages)
+            now, operation, not_after, RETENTION_MS, call, key, INDEX_MAX, SESSION_TTL_MS, *self._outbox.args(messages)
         ]  # fmt: skip
         reply = await self._store.run(_WITHDRAW, keys, args)
         if reply.tag == "known":

@@ -104,7 +104,6 @@ def test_each_fault_of_the_arguments_is_named_by_its_path() -> None:
     ("never", "webhook", True), ("never", "user", True),
     ("unless-user", "user", True), ("unless-user", "webhook", False), ("unless-user", "timer", False),
     ("unless-user", "system", False), ("unless-user", "actor", False),
-    ("unless-user-alone", "user", True), ("unless-user-alone", "webhook", False),
     ("always", "user", False), ("always", "webhook", False),
 ])  # fmt: skip
 def test_a_gate_lets_pass_whom_it_says(gate: Gate, kind: OriginKind, passes: bool) -> None:

@@ -53,7 +53,7 @@ class Rules:
                 return False
             case "always":
                 return True
-            case "unless-user" | "unless-user-alone":
+            case "unless-user":
                 return origin.kind != "user"
 
     def faults(self, steps: tuple[Step, ...]) -> list[str]:
