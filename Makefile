@@ -47,7 +47,7 @@ mutants: install servers ## break each rule on purpose and see its test go red (
 	$(BIN)/python -m tests.mutants.run $(FILE) $(ARGS)
 
 compose-test: install ## start the compose deployment for real and use it from the host
-	sh deploy/offline/images.sh && $(BIN)/pytest tests/compose $(ARGS)
+	$(BIN)/pytest tests/compose $(ARGS)
 
 docs: install ## render docs/state.md, messages.md and settings.md from the code
 	$(BIN)/python docs/render.py
