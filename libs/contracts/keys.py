@@ -121,6 +121,11 @@ class Keys:
         head = f"tk:{self.namespace}:" if self.namespace else "tk:"
         return ":".join((f"{head}{{{tag}}}", family, *rest))
 
+    @property
+    def everything(self) -> str:
+        """A pattern for SCAN that matches the keys of this deployment; without a namespace those of all."""
+        return f"tk:{self.namespace}:*" if self.namespace else "tk:*"
+
     def partition(self, session: str) -> int:
         """The partition number of a session."""
         return partition_of(session, self.partitions)

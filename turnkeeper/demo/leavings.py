@@ -6,6 +6,7 @@ import contextlib
 import aio_pika
 import redis
 
+from libs.contracts.keys import Keys
 from libs.contracts.topology import Topology
 
 _SECONDS = 10.0
@@ -36,5 +37,5 @@ async def _remove_topology(url: str, topology: Topology) -> None:
 
 def _remove_keys(url: str, namespace: str) -> None:
     with redis.Redis.from_url(url, socket_timeout=_SECONDS) as client:
-        for key in client.scan_iter(match=f"tk:{namespace}:*", count=_SCAN):
+        for key in client.scan_iter(match=Keys(namespace).everything, count=_SCAN):
             client.unlink(key)
