@@ -26,6 +26,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 LONGEST_SECONDS = 240
 LONGEST_BASELINE_SECONDS = 900
+PLAIN_WIDTH = 180
+"""Columns of the table where nobody's terminal says how many there are."""
 GRACE_SECONDS = 40
 """For a demo that is interrupted to take its stack down."""
 _NOTICED = {
@@ -82,12 +84,17 @@ def judge(mutant: Mutant, tree: Path) -> Verdict:
     """Break the rule in a fresh copy of the tree and run what should notice."""
     started = time.monotonic()
     copy_tree(tree)
-    applied = subprocess.run(["git", "apply", str(mutant.patch)], cwd=tree, capture_output=True, text=True)
-    if applied.returncode:
-        return Verdict(mutant, "does not apply", time.monotonic() - started, applied.stderr.strip()[-300:])
+    if fault := apply(mutant.patch, tree):
+        return Verdict(mutant, "does not apply", time.monotonic() - started, fault)
     ran = run(command(mutant.kind, [mutant.target]), tree, LONGEST_SECONDS)
     status, detail = verdict_of(mutant.kind, ran)
     return Verdict(mutant, status, time.monotonic() - started, detail)
+
+
+def apply(patch: Path, tree: Path, *options: str) -> str:
+    """Change the tree by a patch; why it does not apply, or ""."""
+    done = subprocess.run(["git", "apply", *options, str(patch)], cwd=tree, capture_output=True, text=True)
+    return done.stderr.strip()[-300:] if done.returncode else ""
 
 
 def verdict_of(kind: str, ran: Ran) -> tuple[str, str]:
@@ -175,27 +182,44 @@ def main() -> int:
     """Run all, print the table, exit 0 when each is red."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("patches", nargs="*", type=Path, help="patches to try; all when none is given")
-    given = [path.resolve() for path in parser.parse_args().patches]
-    mutants = [read(patch) for patch in given or sorted(HERE.glob("*.patch"))]
-    console = Console()
-    verdicts = []
+    parser.add_argument("--apply-only", action="store_true", help="see in a second which patches no longer apply")
+    options = parser.parse_args()
+    mutants = [read(path.resolve()) for path in options.patches or sorted(HERE.glob("*.patch"))]
+    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
     with tempfile.TemporaryDirectory(prefix="turnkeeper-mutants-") as folder:
-        if not given and not unbroken(mutants, Path(folder) / "tree", console):
+        tree = Path(folder) / "tree"
+        if options.apply_only:
+            return _show_unapplied(mutants, tree, console)
+        if not options.patches and not unbroken(mutants, tree, console):
             return 1
-        for number, mutant in enumerate(mutants, 1):
-            console.print(
-                f"[{number}/{len(mutants)}] {mutant.patch.stem}: {mutant.rule}", highlight=False, markup=False
-            )
-            verdicts.append(judge(mutant, Path(folder) / "tree"))
-            console.print(f"    {verdicts[-1].status}: {verdicts[-1].detail}", highlight=False, markup=False)
+        verdicts = [
+            _judged(mutant, tree, f"{number}/{len(mutants)}", console) for number, mutant in enumerate(mutants, 1)
+        ]
     table = Table("mutant", "rule broken", "noticed by", "came out", "seconds")
     for verdict in verdicts:
         mutant = verdict.mutant
-        table.add_row(mutant.patch.stem, mutant.rule, mutant.target, verdict.status, f"{verdict.seconds:.0f}")
+        noticed_by = mutant.target.rpartition("::")[2]
+        table.add_row(mutant.patch.stem, mutant.rule, noticed_by, verdict.status, f"{verdict.seconds:.0f}")
     console.print(table)
     red = sum(verdict.status == "red" for verdict in verdicts)
     console.print(f"mutants: {red} of {len(verdicts)} are red")
     return 0 if verdicts and red == len(verdicts) else 1
+
+
+def _judged(mutant: Mutant, tree: Path, place: str, console: Console) -> Verdict:
+    console.print(f"[{place}] {mutant.patch.stem}: {mutant.rule}", highlight=False, markup=False)
+    verdict = judge(mutant, tree)
+    console.print(f"    {verdict.status}: {verdict.detail}", highlight=False, markup=False)
+    return verdict
+
+
+def _show_unapplied(mutants: Sequence[Mutant], tree: Path, console: Console) -> int:
+    copy_tree(tree)
+    wrong = {mutant.patch.stem: fault for mutant in mutants if (fault := apply(mutant.patch, tree, "--check"))}
+    for name, fault in wrong.items():
+        console.print(f"{name}: {fault}", highlight=False, markup=False)
+    console.print(f"mutants: {len(mutants) - len(wrong)} of {len(mutants)} apply")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
