@@ -154,6 +154,15 @@ async def test_a_decision_is_taken_and_numbered_in_one_step(world, verdict, stat
     assert world.outbox.types()[-1] == "ingress.input_accepted.v1"
 
 
+async def test_a_decision_and_its_doorbell_are_stored_together(world):
+    await world.ask(issue())
+    await decide(world)
+    messages, _ = world.outbox.keys("s1")
+    stored = {id.decode() for id in await world.redis.hkeys(messages)}
+    assert stored == {message.id for message in world.outbox.posted}
+    assert world.outbox.types()[-1] == "ingress.input_accepted.v1"
+
+
 async def test_twenty_accepts_at_once_are_one_decision_with_one_receipt(world):
     await world.ask(issue())
     answers = await asyncio.gather(*(decide(world) for _ in range(20)))
