@@ -188,15 +188,17 @@ class Handlers:
             return Plan(fault=f"the planner failed ({type(error).__name__})")
 
     def _compose(self, snapshot: Snapshot, send: Send, cause: object, now: int) -> Outgoing:
-        correlation = getattr(cause, "correlation", "") or getattr(cause, "id", "")
+        """A turn's messages carry its own input's correlation; a queued turn begins while another's result is handled."""
+        cause_id = getattr(cause, "id", "")
+        about = send.of or cause
         return self._composer.compose(
             send.message,
             session=snapshot.state.session,
             id_parts=send.id_parts,
-            cause=getattr(cause, "id", ""),
-            correlation=correlation,
-            depth=send.depth or getattr(cause, "depth", 0),
-            trace=getattr(cause, "trace", ""),
+            cause=cause_id,
+            correlation=send.of.id if send.of else getattr(cause, "correlation", "") or cause_id,
+            depth=getattr(about, "depth", 0),
+            trace=getattr(about, "trace", ""),
             now=now,
         )
 

@@ -1,5 +1,6 @@
 """The stories of the session service on a store in memory: doorbells, owners, burials, planners."""
 
+import orjson
 import pytest
 
 from libs.contracts.errors import LostOwnership, PermanentError
@@ -169,6 +170,16 @@ async def test_a_queued_input_starts_with_its_body_after_a_restart(owner, stored
     restarted = another(owner)
     await restarted.tell(StepFinished(operation=run.operation, key=run.key, state="committed"))
     assert owner.planner.views[-1].data == {"text": "later"}
+
+
+async def test_a_queued_turns_messages_carry_its_own_inputs_correlation_and_trace(owner, stored):
+    await owner.ring(stored.append("message", ANA, {"text": "book"}, trace="00-a-b-01"))
+    second = stored.append("message", ANA, {"text": "later"}, trace="00-c-d-01", depth=2)
+    await owner.ring(second)
+    run = stored.messages(RunStep)[0]
+    await owner.tell(StepFinished(operation=run.operation, key=run.key, state="committed"))
+    sent = [orjson.loads(o.body) for o in stored.outbox if orjson.loads(o.body)["type"] == RunStep.wire_type()]
+    assert (sent[-1]["correlation"], sent[-1]["trace"], sent[-1]["depth"]) == (second.id, "00-c-d-01", 2)
 
 
 async def test_the_same_decision_made_again_has_the_same_message_ids(owner, stored):

@@ -195,7 +195,7 @@ def test_a_turn_at_the_causation_depth_runs():
     talk = Talk(one_plan(Plan(steps=(LOOK,))), make_rules(causation_depth=5))
     talk.event(depth=5)
     assert talk.runs() == [("look", {})]
-    assert talk.sends[-1].depth == 5
+    assert talk.sends[-1].of.depth == 5
 
 
 @pytest.mark.parametrize(

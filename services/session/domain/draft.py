@@ -29,11 +29,12 @@ Want = WantPlan | WantInput | None
 
 @dataclass(frozen=True)
 class Send:
-    """A message to commit, with the parts that its stable id is derived from. `depth` counts turns (loops)."""
+    """A message to commit, with the parts that its stable id is derived from, and the input of the turn that sends it:
+    its correlation, trace and causation depth go on, whatever message the turn was waiting for."""
 
     message: Message
     id_parts: tuple[object, ...]
-    depth: int = 0
+    of: InputRef | None = None
 
 
 @dataclass(frozen=True)
@@ -112,9 +113,10 @@ class Draft:
         """Add to what the planner is shown of the past."""
         self.history.append(entry)
 
-    def send(self, message: Message, *id_parts: object, depth: int = 0) -> None:
+    def send(self, message: Message, *id_parts: object) -> None:
         """Commit a message to be sent."""
-        self.sends.append(Send(message, id_parts, depth))
+        turn = self.state.turn
+        self.sends.append(Send(message, id_parts, turn.input if turn else None))
 
     def say(self, text: str, **fields: str) -> None:
         """Answer the user: a line, a notice, and a place in the history."""

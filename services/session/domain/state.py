@@ -35,6 +35,7 @@ class InputRef(Part):
     seal: Seal
     accepted_at: int
     depth: int
+    trace: str = ""
 
     @classmethod
     def of(cls, input: Input) -> "InputRef":
@@ -50,6 +51,7 @@ class InputRef(Part):
             seal=input.seal,
             accepted_at=input.accepted_at,
             depth=input.depth,
+            trace=input.trace,
         )
 
 

@@ -125,7 +125,7 @@ def _ask(draft: Draft, turn: Turn, note: str) -> None:
     draft.set(acts=draft.state.acts + 1, actions={**draft.state.actions, action: pending})
     draft.line("turn.ask", "; ".join(_step_text(step) for step in steps), action=action)
     message = IssueAction(action=action, turn=turn.id, steps=steps, seals=(turn.input.seal,), note=note)
-    draft.send(message, action, depth=turn.input.depth)
+    draft.send(message, action)
     end(draft, "asked")
 
 
@@ -157,7 +157,6 @@ def _run(draft: Draft, turn: Turn, step: Step, rules: Rules) -> None:
             not_after=draft.now + rules.not_after_ms,
         ),
         key,
-        depth=turn.input.depth,
     )
 
 
