@@ -188,7 +188,7 @@ class Handlers:
             return Plan(fault=f"the planner failed ({type(error).__name__})")
 
     def _compose(self, snapshot: Snapshot, send: Send, cause: object, now: int) -> Outgoing:
-        """A turn's messages carry its own input's correlation; a queued turn begins while another's result is handled."""
+        """A turn's messages carry its own input's correlation: a queued turn begins at another's result."""
         cause_id = getattr(cause, "id", "")
         about = send.of or cause
         return self._composer.compose(
