@@ -82,7 +82,7 @@ def cell(value: Any) -> str:
         case dict() | list():
             return orjson.dumps(value).decode()
         case _:
-            return str(value)
+            return one_line(str(value))
 
 
 def moment(ms: int) -> str:

@@ -111,6 +111,18 @@ def test_a_refusal_tells_the_problem(speak: Speak, capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == "turnkeeper: This session belongs to another user (403 not-the-owner)\n"
 
 
+def test_what_a_service_says_cannot_speak_to_the_terminal(speak: Speak, capsys: pytest.CaptureFixture[str]) -> None:
+    speak(lambda request: problem(409, "taken", "no\x1b[2Jno"))
+    assert cli.run(["sessions"]) == 1
+    held = {"source": "restaurant", "event": "e\x1b[2J", "type": "", "subject": "s", "session": "", "deadline": 1}
+    speak(lambda request: httpx2.Response(200, json={"held": [held]}))
+    assert cli.run(["held", "list"]) == 0
+    told = capsys.readouterr()
+    assert "\x1b" not in told.out + told.err
+    assert "\\u{1B}" in told.out
+    assert "\\u{1B}" in told.err
+
+
 def test_accept_fetches_the_question_and_binds_the_yes_to_it(speak: Speak, capsys: pytest.CaptureFixture[str]) -> None:
     sent: list[Any] = []
 

@@ -28,7 +28,7 @@ from turnkeeper.cli import (
 )
 from turnkeeper.client import ClientError
 from turnkeeper.demo import DemoError
-from turnkeeper.printing import fault_line
+from turnkeeper.printing import fault_line, one_line
 from turnkeeper.signing import SigningError
 from turnkeeper.stack import StackError
 from turnkeeper.target import TargetError
@@ -89,7 +89,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _failed(text: str, status: int) -> int:
-    sys.stderr.write(f"turnkeeper: {' '.join(text.split())}\n")
+    sys.stderr.write(f"turnkeeper: {one_line(' '.join(text.split()))}\n")
     return status
 
 
