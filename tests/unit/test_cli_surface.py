@@ -59,7 +59,7 @@ def test_every_command_teaches_by_its_help(command: str, capsys: pytest.CaptureF
     ("arguments", "says"),
     [
         (["nonsense"], "nonsense"),
-        (["say", "dinner"], "TEXT"),
+        (["say", "dinner"], "text"),
         (["say", "dinner", "text"], "--as"),
         (["publish", "restaurant", "--via", "pigeon"], "pigeon"),
         (["up", "--replicas", "0"], "--replicas"),
