@@ -16,9 +16,11 @@ from turnkeeper.demo.leavings import remove
 from turnkeeper.demo.scenario import Settings, laid_over
 from turnkeeper.engines.base import Say
 from turnkeeper.engines.external import NAMESPACE
-from turnkeeper.stack import Stack, interruptible, start_stack, stop_stack
+from turnkeeper.stack import Stack, StackError, interruptible, start_stack, stop_stack
 from turnkeeper.target import DINNER
 
+_ATTEMPTS = 3
+_PORT_TAKEN = "address already in use"
 PARTITIONS = 4
 """Each costs a quorum queue, and so a moment at the start; one session needs no more."""
 
@@ -49,10 +51,32 @@ def throw_away(settings: Settings, *, engine: str | None = None, say: Say) -> It
                 if stack is not None and stack.engine == "external":
                     remove(stack.redis_url, stack.amqp_url, Topology(stack.namespace, stack.partitions))
             finally:
-                if kept:
-                    say(f"demo: the logs are in {state / 'logs'}")
-                else:
-                    shutil.rmtree(folder, ignore_errors=True)
+                _clear(folder, state, kept, say)
+
+
+def _started(state: Path, engine: str | None, config: Path, settings: Settings, say: Say) -> Stack:
+    """Start on free ports. One that was free a moment ago may be somebody's when it is bound: then on others."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return _start(state, engine, config, settings, say)
+        except StackError as error:
+            if _PORT_TAKEN not in str(error).lower():
+                raise
+            say("demo: a port was taken meanwhile, trying others")
+    return _start(state, engine, config, settings, say)
+
+
+def _start(state: Path, engine: str | None, config: Path, settings: Settings, say: Say) -> Stack:
+    return start_stack(state, engine, 0, config, lab=_environment(settings), partitions=PARTITIONS, say=say)
+
+
+def _clear(folder: Path, state: Path, kept: bool, say: Say) -> None:
+    """Remove everything, or everything but the logs: the servers' data is large, and secrets are among it."""
+    if kept:
+        logs = folder.with_name(f"{folder.name}-logs")
+        shutil.move(state / "logs", logs)
+        say(f"demo: the logs are in {logs}")
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _interruptible() -> contextlib.AbstractContextManager[None]:
