@@ -38,9 +38,7 @@ def throw_away(settings: Settings, *, engine: str | None = None, say: Say) -> It
     with _interruptible():
         try:
             with _own_namespace():
-                stack = start_stack(
-                    state, engine, 0, config, lab=_environment(settings), partitions=PARTITIONS, say=say
-                )
+                stack = _started(state, engine, config, settings, say)
             yield stack
         except Exception:
             kept = (state / "logs").is_dir()
