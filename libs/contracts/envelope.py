@@ -1,6 +1,7 @@
 """The envelope around every message between services, and the base of the messages themselves."""
 
 import re
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -21,6 +22,7 @@ class Message(BaseModel):
     TO: ClassVar[Destination]
 
     @classmethod
+    @cache
     def wire_type(cls) -> str:
         """`<owner>.<snake_name>.v<major>`, derived from module and class so that it cannot drift."""
         owner = cls.__module__.rpartition(".")[2]

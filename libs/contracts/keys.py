@@ -159,7 +159,8 @@ class Keys:
         oldest = (now_ms - window_ms) // DAY_MS
         slot, shard = str(shard_of("slot:" + identity, SLOTS)), shard_of(identity, self.partitions)
         days = [today + 1, today, *range(today - 1, oldest - 1, -1)]
-        return [self.in_shard("dedupe", shard, source, str(day), slot) for day in days]
+        head = self.in_shard("dedupe", shard, source)
+        return [f"{head}:{day}:{slot}" for day in days]
 
     def in_subject_shard(self, family: str, shard: int, *rest: str) -> str:
         """A key of one subject shard."""

@@ -6,7 +6,6 @@ does not, so it can carry an origin but never make one (design §3.1, G3).
 
 import base64
 import binascii
-import hashlib
 import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -137,4 +136,4 @@ def attestation_is_valid(keys: SealKeys, attestation: str, *fields: str) -> bool
 
 def _tag(key: bytes, fields: Sequence[str]) -> str:
     # A JSON list cannot be split in two ways, unlike fields joined by a separator (C013).
-    return hmac.new(key, canonical(list(fields)), hashlib.sha256).hexdigest()
+    return hmac.digest(key, canonical(list(fields)), "sha256").hex()

@@ -1,6 +1,7 @@
 """Publish and wait for the confirm. Messages for one queue that wait together travel as one bundle."""
 
 import asyncio
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,7 @@ class Publisher:
         self._wake = asyncio.Event()
         self._channel: Any = None
         self._opening = asyncio.Lock()
+        self._attempts = itertools.count()
         self._flushes: set[asyncio.Task[None]] = set()
 
     def send(self, message: Outgoing) -> "asyncio.Future[None]":
@@ -129,9 +131,12 @@ class Publisher:
                 exchange=first.exchange,
                 routing_key=first.routing_key,
                 mandatory=self._topology.mandatory(first.exchange),
-                # No message_id of ours: two in flight with one id would be paired wrongly (5-facts, trap 2).
+                # Unique per attempt: two in flight with one message_id would be paired wrongly (5-facts, trap 2).
                 properties=Basic.Properties(
-                    content_type=BUNDLE_TYPE if bundled else MESSAGE_TYPE, delivery_mode=2, priority=0
+                    content_type=BUNDLE_TYPE if bundled else MESSAGE_TYPE,
+                    delivery_mode=2,
+                    priority=0,
+                    message_id=str(next(self._attempts)),
                 ),
                 timeout=CONFIRM_SECONDS,
                 wait=False,
