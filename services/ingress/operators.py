@@ -15,7 +15,7 @@ from services.ingress.admission import Admissions
 from services.ingress.deliveries import Log, Sources
 from services.ingress.domain import Event, event_identity, released
 from services.ingress.edge import no_session, read_body
-from services.ingress.ports import Clock, Office, Taken
+from services.ingress.ports import POINTER, Clock, Office, Taken
 from services.ingress.strict_json import Malformed, parse
 from services.ingress.sweepers import Releases
 
@@ -83,8 +83,8 @@ class OperatorRoutes:
         now, window = self._clock.now_ms(), int(configured.source.dedupe.window * 1000)
         identity = event_identity(name, event_id)
         record = await self._store.record(name, identity, now, window)
-        if record is not None and len(record.mark) != _MARK:
-            identity = record.mark  # an unsigned id only points to the identity that the body gave
+        if record is not None and record.mark.startswith(POINTER):
+            identity = record.mark.removeprefix(POINTER)  # an unsigned id only points to what the body gave
             record = await self._store.record(name, identity, now, window)
         if record is None:
             raise Problem(404, "unknown-event", "This event is not known", "It never came, or its window is over.")
@@ -161,9 +161,6 @@ class OperatorRoutes:
         if entry is None:
             raise Problem(404, "unknown-quarantine-entry", "There is no such entry in quarantine")
         return entry
-
-
-_MARK = 32
 
 
 async def _object(request: Request) -> dict[str, JSON]:

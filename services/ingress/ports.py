@@ -8,6 +8,9 @@ from typing import Any, Protocol
 from libs.runtime.publisher import Outgoing
 from services.ingress.domain import Event, Misfit
 
+POINTER = ">"
+"""Begins the dedupe entry of an unsigned id, which only points to the identity that the body gave."""
+
 
 @dataclass(frozen=True)
 class Limits:

@@ -14,6 +14,7 @@ from libs.runtime.publisher import Outgoing
 from libs.runtime.scripts import load_script
 from services.ingress.domain import Event, Misfit, event_identity
 from services.ingress.ports import (
+    POINTER,
     Accepted,
     Admission,
     Appended,
@@ -122,7 +123,7 @@ class IngressStore:
         pointer = event_identity(event.source, event.event)
         key = self._keys.dedupe_days(event.source, pointer, now, event.window_ms)[1]
         await asyncio.gather(
-            self._store.command("HSET", key, pointer, event.id),
+            self._store.command("HSET", key, pointer, POINTER + event.id),
             self._store.command("PEXPIRE", key, event.window_ms + 2 * DAY_MS),
         )
 
