@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -313,6 +314,14 @@ def incarnation(replica: str, started_ms: int) -> str:
     return derive_id("incarnation", replica, started_ms)
 
 
+def calm_the_collector() -> None:
+    """Look for cycles less often, and never in what was loaded at start: messages make none, and looking through
+    thousands of cached sessions cost a fifth of the session service's time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)
+
+
 def run(kind: type[S], build: Callable[["Runtime[S]"], Awaitable[None]], service: str) -> None:
     """The main function of a service: read settings, build, live, drain, exit. Faults are told in one go."""
     try:
@@ -324,6 +333,7 @@ def run(kind: type[S], build: Callable[["Runtime[S]"], Awaitable[None]], service
     async def live() -> int:
         runtime: Runtime[S] = Runtime(settings, service)
         await build(runtime)
+        calm_the_collector()
         return await runtime.run()
 
     try:

@@ -136,7 +136,7 @@ class Handlers:
         decision = decide(before, stimulus, now, self._rules, cause_id)
         while decision.want is not None:
             decision = await self._answer(snapshot, decision, now, cause_id)
-        if decision.state == before:
+        if decision.state is before:
             await self._sessions.confirm(snapshot)
             return Outcome.REPEATED
         sends = [self._compose(snapshot, send, cause, now) for send in decision.sends]
