@@ -21,6 +21,7 @@ from redis.exceptions import (
 )
 
 from libs.contracts.errors import StoreAway
+from libs.runtime.pipe import Pipe
 from libs.runtime.scripts import Reply, Script, parse_reply
 
 log = structlog.get_logger(__name__)
@@ -50,6 +51,7 @@ class Store:
 
     def __init__(self, redis: Redis) -> None:
         self.redis = redis
+        self._pipe = Pipe(redis)
         self._waiting: list[_Call] = []
         self._wake = asyncio.Event()
         self._available = True
@@ -66,8 +68,9 @@ class Store:
         return parse_reply(script, raw)
 
     async def command(self, *command: Arg) -> Any:
-        """Run one plain command with the next batch; the reply as redis-py parses it without callbacks."""
-        return await self._enqueue(command, None)
+        """Run one plain command with the next batch; the reply as RESP2 has it, HGETALL as a dict."""
+        reply = await self._enqueue(command, None)
+        return dict(zip(reply[::2], reply[1::2], strict=True)) if command[0] == "HGETALL" else reply
 
     def _enqueue(self, command: Sequence[Arg], script: Script | None) -> "asyncio.Future[Any]":
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -102,11 +105,8 @@ class Store:
                 _settle(call, reply)
 
     async def _send(self, batch: list[_Call]) -> list[Any]:
-        pipeline = self.redis.pipeline(transaction=False)
-        for call in batch:
-            pipeline.execute_command(*call.command)
         try:
-            replies = await pipeline.execute(raise_on_error=False)
+            replies = await self._pipe.exchange([call.command for call in batch])
         except DataError as error:
             # An argument that is no text or number, found before anything was sent: only its giver shall hear of it.
             if len(batch) == 1:
@@ -116,7 +116,7 @@ class Store:
             self._lost(error)
             return [StoreAway(f"Redis gave no answer: {type(error).__name__}")] * len(batch)
         self._available = True
-        return list(replies)
+        return replies
 
     async def _load(self, scripts: set[Script]) -> None:
         try:
