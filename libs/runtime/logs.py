@@ -27,7 +27,7 @@ def configure(service: str, replica: str, level: str) -> None:
             structlog.processors.JSONRenderer(serializer=_dumps),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.BytesLoggerFactory(file=sys.stderr.buffer),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service, replica=replica)
@@ -37,5 +37,5 @@ def configure(service: str, replica: str, level: str) -> None:
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
 
 
-def _dumps(value: object, **_: object) -> str:
-    return orjson.dumps(value, default=str).decode()
+def _dumps(value: object, **_: object) -> bytes:
+    return orjson.dumps(value, default=str)

@@ -15,7 +15,7 @@ from libs.runtime.publisher import Outgoing, Publisher
 
 log = structlog.get_logger(__name__)
 
-FORGET_SECONDS = 0.1
+FORGET_SECONDS = 0.5
 """So long confirms are collected: forgetting must not cost the store a round trip of its own for each message."""
 RELAY_AFTER_MS = 2_000
 RELAY_BATCH = 256

@@ -30,7 +30,7 @@ from services.ingress.settings import IngressSettings
 from services.ingress.store import IngressStore
 from services.ingress.sweepers import Releases, Sweepers
 
-FORGET_SECONDS = 0.05
+FORGET_SECONDS = 0.5
 SWEEP_SECONDS = 1.0
 TRIM_SECONDS = 600.0
 

@@ -91,6 +91,11 @@ class Draft:
     dispositions: list[str] = field(default_factory=list)
     want: Want = None
 
+    @property
+    def seq(self) -> int:
+        """The number of the last line."""
+        return self.state.seq + len(self.lines)
+
     def set(self, **changes: Any) -> None:
         """Change fields of the state."""
         self.state = self.state.model_copy(update=changes)
@@ -102,12 +107,10 @@ class Draft:
 
     def line(self, kind: TimelineKind, text: str = "", **fields: str) -> None:
         """Add a line to the timeline; the running turn is named unless `turn` is given."""
-        seq = self.state.seq + 1
         turn = fields.pop("turn", self.state.turn.id if self.state.turn else "")
         self.lines.append(
-            TimelineLine(seq=seq, at=self.now, kind=kind, text=text, turn=turn, cause=self.cause, **fields)
+            TimelineLine(seq=self.seq + 1, at=self.now, kind=kind, text=text, turn=turn, cause=self.cause, **fields)
         )
-        self.set(seq=seq)
 
     def remember(self, **entry: JSON) -> None:
         """Add to what the planner is shown of the past."""
@@ -122,16 +125,16 @@ class Draft:
         """Answer the user: a line, a notice, and a place in the history."""
         self.line("reply", text, **fields)
         self.remember(kind="reply", text=text)
-        self.send(Notice(topic="reply", text=text, data={"seq": self.state.seq}), "reply", self.state.seq)
+        self.send(Notice(topic="reply", text=text, data={"seq": self.seq}), "reply", self.seq)
 
     def ends_with(self, origin: str, outcome: TurnOutcome, took: int) -> None:
         """Note the end of a turn for the metrics. `took` in milliseconds."""
         self.ends.append(TurnEnd(origin, outcome, took))
 
     def decision(self) -> Decision:
-        """The finished decision."""
+        """The finished decision; only here the state learns how many lines there are."""
         return Decision(
-            state=self.state,
+            state=self.state.model_copy(update={"seq": self.seq}) if self.lines else self.state,
             lines=tuple(self.lines),
             history=tuple(self.history),
             sends=tuple(self.sends),
