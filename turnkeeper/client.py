@@ -20,6 +20,7 @@ import orjson
 from libs.contracts.application import ApplicationError, Source
 from libs.contracts.canonical import JSON
 from libs.contracts.consent import Verdict
+from libs.contracts.ids import is_slug, is_text_id
 from libs.contracts.session import TimelineLine
 from turnkeeper.engines import probe
 from turnkeeper.signing import Outward, sign_event, user_token
@@ -29,6 +30,8 @@ Via = Literal["http", "amqp"]
 TIMEOUT_SECONDS = 10.0
 CONFIRM_SECONDS = 10.0
 T = TypeVar("T")
+_NOT_SENT = (httpx2.LocalProtocolError, httpx2.UnsupportedProtocol, httpx2.InvalidURL, UnicodeError)
+"""What is raised before anything is sent: the request cannot be written down."""
 
 
 class ClientError(Exception):
@@ -95,7 +98,7 @@ class Client:
             source,
             self.source(source),
             self.target.environment,
-            event=event or f"evt_{secrets.token_hex(8)}",
+            event=f"evt_{secrets.token_hex(8)}" if event is None else _text_id(event, "event's id"),
             type=type,
             data={} if data is None else data,
             seconds=int(time.time()) if seconds is None else seconds,
@@ -119,40 +122,40 @@ class Client:
             return Answer(202, {"status": "published", "id": outward.event})
         if self.source(outward.source).verify.scheme == "broker-user":
             raise ClientError(f"{outward.source} is verified by the broker: use --via amqp")
-        url = f"/v1/events/{outward.source}"
+        url = _path("events", _slug(outward.source, "source"))
         return _answer(self._send("ingress", "POST", url, content=outward.body, headers=outward.headers))
 
     def event_outcome(self, source: str, event: str) -> dict[str, Any]:
         """What became of an event (operator). Raises Refused 404 for one that was never let in."""
-        return self._get("ingress", f"/v1/events/{source}/{_segment(event)}")
+        return self._get("ingress", _path("events", _slug(source, "source"), _text_id(event, "event's id")))
 
     # -- users
 
     def say(self, session: str, text: str, user: str, key: str | None = None) -> Answer:
         """A user's message; `key` is its Idempotency-Key, drawn if None. Raises Refused."""
-        return self._as_user(user, "ingress", f"/v1/sessions/{session}/messages", {"text": text}, key)
+        return self._as_user(user, "ingress", _in_session(session, "messages"), {"text": text}, key)
 
     def cancel(self, session: str, user: str, key: str | None = None) -> Answer:
         """The owner's cancel. Raises Refused."""
-        return self._as_user(user, "ingress", f"/v1/sessions/{session}/cancel", {}, key)
+        return self._as_user(user, "ingress", _in_session(session, "cancel"), {}, key)
 
     def decide(self, session: str, action: str, verdict: Verdict, user: str, question_digest: str) -> dict[str, Any]:
         """A user's decision; the receipt. Raises Refused."""
         body = {"decision": verdict, "question_digest": question_digest}
-        answer = self._as_user(user, "consent", f"/v1/sessions/{session}/actions/{action}/decision", body)
+        path = _in_session(session, "actions", _slug(action, "action"), "decision")
+        answer = self._as_user(user, "consent", path, body)
         return dict(answer.body)
 
     def user_token(self, user: str) -> str:
-        """A token for a user. Raises TargetError where the secret is not known."""
-        return user_token(self.target.user_token_secret(), user, int(time.time()))
+        """A token for a user. Raises TargetError where the secret is not known, ClientError for no user's id."""
+        return user_token(self.target.user_token_secret(), _slug(user, "user"), int(time.time()))
 
     # -- sessions
 
     def create_session(self, session: str, owner: str) -> Answer:
         """Make a session; its owner is written once. Raises Refused."""
-        return _accepted(
-            self._send("ingress", "PUT", f"/v1/sessions/{session}", json={"owner": owner}, headers=self._operator())
-        )
+        body = {"owner": _slug(owner, "user")}
+        return _accepted(self._send("ingress", "PUT", _in_session(session), json=body, headers=self._operator()))
 
     def sessions(self) -> list[str]:
         """Known sessions, newest first."""
@@ -160,15 +163,15 @@ class Client:
 
     def session(self, session: str) -> dict[str, Any]:
         """A session's state. Raises Refused."""
-        return self._get("session", f"/v1/sessions/{session}")
+        return self._get("session", _in_session(session))
 
     def history(self, session: str) -> list[dict[str, Any]]:
         """What the planner is shown of a session, as chat messages. Raises Refused."""
-        return list(self._get("session", f"/v1/sessions/{session}/history")["messages"])
+        return list(self._get("session", _in_session(session, "history"))["messages"])
 
     def timeline(self, session: str, after: int = 0) -> list[TimelineLine]:
         """Lines with a higher number than `after`. Raises Refused."""
-        lines = self._get("session", f"/v1/sessions/{session}/timeline", after=after)["lines"]
+        lines = self._get("session", _in_session(session, "timeline"), after=after)["lines"]
         return [TimelineLine.model_validate(line) for line in lines]
 
     def follow(self, session: str, after: int = 0) -> Iterator[TimelineLine]:
@@ -182,7 +185,7 @@ class Client:
             time.sleep(0.5)
 
     def _stream(self, session: str, after: int) -> Iterator[TimelineLine]:
-        url = f"{self.target.url('session')}/v1/sessions/{session}/timeline"
+        url = self.target.url("session") + _in_session(session, "timeline")
         headers = {**self._operator(), "accept": "text/event-stream", "last-event-id": str(after)}
         try:
             with self._http.stream("GET", url, headers=headers, timeout=httpx2.Timeout(30.0)) as answer:
@@ -192,6 +195,8 @@ class Client:
                 for text in answer.iter_lines():
                     if text.startswith("data: "):
                         yield TimelineLine.model_validate_json(text.removeprefix("data: "))
+        except _NOT_SENT as error:
+            raise _not_sent("session", self.target.url("session"), error) from error
         except httpx2.TransportError as error:
             raise _away("session", self.target.url("session"), error) from error
 
@@ -199,27 +204,30 @@ class Client:
 
     def actions(self, session: str) -> list[dict[str, Any]]:
         """A session's actions, oldest first. Raises Refused."""
-        return list(self._get("consent", f"/v1/sessions/{session}/actions")["actions"])
+        return list(self._get("consent", _in_session(session, "actions"))["actions"])
 
     def action(self, session: str, action: str) -> dict[str, Any]:
         """One action. Raises Refused."""
-        return self._get("consent", f"/v1/sessions/{session}/actions/{action}")
+        return self._get("consent", _in_session(session, "actions", _slug(action, "action")))
 
     # -- the ledger
 
     def operations(self, session: str | None = None, state: str | None = None) -> list[dict[str, Any]]:
         """Operations of a session, or of all where they are unknown or pending. Raises Refused."""
-        chosen = {name: value for name, value in (("session", session), ("state", state)) if value}
+        chosen = {"session": _slug(session, "session")} if session is not None else {}
+        if state is not None:
+            chosen["state"] = state
         return list(self._get("tools", "/v1/operations", **chosen)["operations"])
 
     def operation(self, session: str, operation: str) -> dict[str, Any]:
         """One operation, by its id (`O3`) or key. Raises Refused."""
-        return self._get("tools", f"/v1/operations/{session}/{operation}")
+        named = _slug(operation, "operation")
+        return self._get("tools", _path("operations", _slug(session, "session"), named))
 
     def resolve(self, session: str, operation: str, state: str, note: str) -> dict[str, Any]:
         """An operator's word on an unknown outcome. Raises Refused."""
         body = {"state": state, "note": note}
-        url = f"/v1/sessions/{session}/operations/{operation}/resolve"
+        url = _in_session(session, "operations", _slug(operation, "operation"), "resolve")
         return dict(_accepted(self._send("tools", "POST", url, json=body, headers=self._operator())).body)
 
     # -- what did not go the usual way
@@ -240,12 +248,12 @@ class Client:
 
     def quarantined(self, id: str) -> dict[str, Any]:
         """One of them, with its body. Raises Refused."""
-        return self._get("ingress", f"/v1/quarantine/{_segment(id)}")
+        return self._get("ingress", _path("quarantine", _text_id(id, "quarantined event's id")))
 
     def release_quarantined(self, id: str, session: str | None = None) -> dict[str, Any]:
         """Let one in as an event of its own. Raises Refused."""
-        body = {"session": session} if session else {}
-        url = f"/v1/quarantine/{_segment(id)}/release"
+        body = {} if session is None else {"session": _slug(session, "session")}
+        url = _path("quarantine", _text_id(id, "quarantined event's id"), "release")
         return dict(_accepted(self._send("ingress", "POST", url, json=body, headers=self._operator())).body)
 
     def ingress_log(self) -> list[dict[str, Any]]:
@@ -286,7 +294,7 @@ class Client:
                 "sandbox",
                 self.target.sandbox_url(),
                 "POST",
-                f"/v1/{collection}/change",
+                _path(collection, "change"),
                 json={"where": dict(where), "set": dict(set)},
                 headers={"turnkeeper-actor": actor},
             )
@@ -303,7 +311,7 @@ class Client:
     def _as_user(self, user: str, service: str, path: str, body: Mapping[str, JSON], key: str | None = None) -> Answer:
         headers = {
             "authorization": f"Bearer {self.user_token(user)}",
-            "idempotency-key": key or f"msg_{secrets.token_hex(8)}",
+            "idempotency-key": f"msg_{secrets.token_hex(8)}" if key is None else _text_id(key, "key"),
         }
         return _accepted(self._send(service, "POST", path, json=dict(body), headers=headers))
 
@@ -313,14 +321,23 @@ class Client:
     def _request(self, service: str, base: str, method: str, path: str, **what: Any) -> httpx2.Response:
         try:
             return self._http.request(method, base + path, **what)
-        except (httpx2.TransportError, httpx2.InvalidURL) as error:
+        except _NOT_SENT as error:
+            raise _not_sent(service, base, error) from error
+        except httpx2.TransportError as error:
             raise _away(service, base, error) from error
 
 
 def over_amqp(target: Target, work: Coroutine[Any, Any, T]) -> T:
-    """Run one exchange with the broker to its end. Raises Unreachable where it does not answer or refuses."""
+    """Run one exchange with the broker to its end. Raises Unreachable where it does not answer or refuses, ClientError
+    for what AMQP cannot carry or a queue that is not there."""
     try:
         return asyncio.run(work)
+    except aio_pika.exceptions.ChannelNotFoundEntity as error:
+        raise ClientError(_missing(target, str(error))) from error
+    except (UnicodeError, ValueError) as error:
+        raise ClientError(
+            f"AMQP cannot carry this ({error}): a source and type of at most 255 bytes together"
+        ) from error
     except (TimeoutError, OSError, aio_pika.exceptions.AMQPError) as error:
         where = probe.place(target.amqp_url())
         raise Unreachable(
@@ -342,6 +359,23 @@ async def _publish(target: Target, outward: Outward) -> None:
             delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
         )
         await exchange.publish(message, routing_key, mandatory=True, timeout=CONFIRM_SECONDS)
+
+
+def _missing(target: Target, told: str) -> str:
+    """Which queue or exchange the broker does not have, in its words: `NOT_FOUND - no queue 'x' in vhost '/'`."""
+    what = told.partition("NOT_FOUND - ")[2].partition(" in vhost")[0] or told
+    namespace = f"namespace {target.namespace!r}" if target.namespace else "no namespace"
+    return (
+        f"RabbitMQ at {probe.place(target.amqp_url())} has {what}: this command goes by {namespace}, "
+        "is that the deployment's TURNKEEPER_NAMESPACE?"
+    )
+
+
+def _not_sent(service: str, url: str, error: Exception) -> ClientError:
+    return ClientError(
+        f"HTTP cannot carry this to {service} at {url} ({' '.join(str(error).split())}): "
+        "check the URL, and use plain ASCII for ids and tokens"
+    )
 
 
 def _away(service: str, url: str, error: Exception) -> Unreachable:
@@ -372,9 +406,33 @@ def _accepted(answer: httpx2.Response) -> Answer:
     raise Refused(answer.status_code, code, title, str(told.body.get("detail") or ""))
 
 
-def _segment(text: str) -> str:
-    """Text as one segment of a path."""
-    return quote(text, safe="")
+def _path(*parts: str) -> str:
+    """A path below /v1, each part as one segment of it."""
+    return "/".join(("/v1", *(quote(part, safe="") for part in parts)))
+
+
+def _in_session(session: str, *parts: str) -> str:
+    """A path below a session's."""
+    return _path("sessions", _slug(session, "session"), *parts)
+
+
+def _a(what: str) -> str:
+    return f"an {what}" if what[0] in "aeo" else f"a {what}"
+
+
+def _slug(text: str, what: str) -> str:
+    """The text, if it may be such an id. Raises ClientError."""
+    if not is_slug(text):
+        raise ClientError(f"{text!r} cannot be {_a(what)}'s id: letters, digits, - and _ only, 1 to 64 of them")
+    return text
+
+
+def _text_id(text: str, what: str) -> str:
+    """The text, if it may be an event's id or a key. Raises ClientError."""
+    if not is_text_id(text):
+        shown = "nothing" if not text else repr(text[:40])
+        raise ClientError(f"{shown} cannot be {_a(what)}: 1 to 256 bytes of UTF-8 without control characters")
+    return text
 
 
 __all__ = [

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import aio_pika
 import httpx2
 import pytest
 
 from turnkeeper import cli
 from turnkeeper.cli import options
-from turnkeeper.client import Client
+from turnkeeper.client import Client, ClientError, over_amqp
 from turnkeeper.demo import scenario as scenarios
 from turnkeeper.target import DINNER, Target
 
@@ -201,3 +202,74 @@ def test_the_list_of_scenarios_is_one_name_a_line(capsys: pytest.CaptureFixture[
 def test_a_scenario_with_settings_is_refused_on_a_running_stack(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["demo", "offer-by-role", "--on-running"]) == 1
     assert "without --on-running" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["timeline", "a/../b"], "'a/../b' cannot be a session's id"),
+        (["operations", ""], "'' cannot be a session's id"),
+        (["accept", "dinner", "A1?x", "--as", "ana"], "cannot be an action's id"),
+        (["say", "dinner", "hello", "--as", "a b"], "'a b' cannot be a user's id: letters, digits, - and _"),
+        (["session", "create", "dinner", "--owner", "a.b"], "cannot be a user's id"),
+        (["resolve", "dinner", "O3/../O4", "failed", "--note", "n"], "cannot be an operation's id"),
+        (["say", "dinner", "hello", "--as", "ana", "--id", ""], "nothing cannot be a key"),
+        (["publish", "restaurant", "--id", ""], "nothing cannot be an event's id"),
+        (["publish", "restaurant", "--id", "a\nb"], "cannot be an event's id"),
+        (["say", "dinner", "hello", "--as", "ana", "--id", "käse"], "HTTP cannot carry this to ingress"),
+    ],
+)
+def test_an_id_that_can_be_none_is_told_before_anything_is_sent(
+    arguments: list[str], says: str, speak: Speak, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speak(lambda request: pytest.fail(f"sent {request.url}"))
+    assert cli.run(arguments) == 1
+    told = capsys.readouterr().err
+    assert says in told
+    assert told.count("\n") == 1
+
+
+def test_an_event_id_is_one_segment_of_its_path() -> None:
+    seen: list[bytes] = []
+
+    def ingress(request: httpx2.Request) -> httpx2.Response:
+        seen.append(request.url.raw_path)
+        return httpx2.Response(200, json={})
+
+    target = Target(urls={"ingress": "http://ingress"}, config=DINNER, operator="operator")
+    with Client(target, httpx2.Client(transport=httpx2.MockTransport(ingress))) as client:
+        client.event_outcome("restaurant", "a/../b?c")
+    assert seen == [b"/v1/events/restaurant/a%2F..%2Fb%3Fc"]
+
+
+def test_what_amqp_cannot_carry_and_what_the_broker_has_not_is_one_line() -> None:
+    target = Target(urls={}, config=DINNER, amqp="amqp://there:5672/", namespace="staging")
+
+    async def fails(error: Exception) -> None:
+        raise error
+
+    with pytest.raises(ClientError, match="AMQP cannot carry this"):
+        over_amqp(target, fails(ValueError("routing key too long")))
+    told = "NOT_FOUND - no queue 'staging.turnkeeper.dead' in vhost '/'"
+    with pytest.raises(ClientError, match=r"has no queue 'staging\.turnkeeper\.dead'.*'staging'.*TURNKEEPER_NAMESPACE"):
+        over_amqp(target, fails(aio_pika.exceptions.ChannelNotFoundEntity(told)))
+
+
+def test_a_fault_of_ours_is_one_line_and_its_traceback_is_kept(
+    speak: Speak, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def breaks(request: httpx2.Request) -> httpx2.Response:
+        raise KeyError("unforeseen")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    speak(breaks)
+    assert cli.run(["sessions"]) == 1
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "a fault of ours" in told
+    kept = next(tmp_path.glob("turnkeeper-fault-*"))
+    assert str(kept) in told
+    assert "Traceback" in kept.read_text()
+    monkeypatch.setenv("TURNKEEPER_DEBUG", "1")
+    assert cli.run(["sessions"]) == 1
+    assert "Traceback" in capsys.readouterr().err

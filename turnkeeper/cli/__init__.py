@@ -3,7 +3,10 @@
 Faults go to stderr in one line that says what to do next, with exit status 1; a wrong call of a command with 2.
 """
 
+import os
 import sys
+import tempfile
+import traceback
 from collections.abc import Sequence
 
 import typer
@@ -86,6 +89,23 @@ def run(arguments: Sequence[str]) -> int:
         return _failed(fault_line(error), 1)
     except BrokenPipeError:
         return _reader_gone()
+    except OSError as error:
+        if error.filename is None:
+            return _fault_of_ours(error)
+        return _failed(f"{error.filename}: {error.strerror}: check the path and its permissions", 1)
+    except Exception as error:
+        return _fault_of_ours(error)
+
+
+def _fault_of_ours(error: Exception) -> int:
+    """One line for what nobody foresaw; its traceback goes to a file, and to stderr where `TURNKEEPER_DEBUG` is 1."""
+    told = traceback.format_exc()
+    if os.environ.get("TURNKEEPER_DEBUG") == "1":
+        sys.stderr.write(told)
+    with tempfile.NamedTemporaryFile("w", prefix="turnkeeper-fault-", suffix=".txt", delete=False) as file:
+        file.write(told)
+    what = f"{type(error).__name__}: {fault_line(error)}"
+    return _failed(f"this is a fault of ours: {what}; details are in {file.name}, TURNKEEPER_DEBUG=1 shows them", 1)
 
 
 def _failed(text: str, status: int) -> int:

@@ -32,7 +32,7 @@ def token(
       curl -H "Authorization: Bearer $(turnkeeper token ana)" http://127.0.0.1:8082/v1/sessions/dinner/actions
     """
     if not is_slug(user):
-        raise ClientError(f"{user!r} cannot be a user's id: letters, digits, - and _ only, at most 64")
+        raise ClientError(f"{user!r} cannot be a user's id: letters, digits, - and _ only, 1 to 64 of them")
     now = int(time.time())
     made = user_token(target(state).user_token_secret(), user, now, seconds)
     if as_json:
