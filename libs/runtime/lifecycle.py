@@ -19,7 +19,7 @@ from libs.contracts.errors import StoreAway
 from libs.contracts.ids import derive_id
 from libs.contracts.keys import Keys
 from libs.contracts.topology import Topology
-from libs.runtime import health, logs
+from libs.runtime import health, lenient_amqp, logs
 from libs.runtime.batch import Store
 from libs.runtime.clock import SystemClock
 from libs.runtime.composer import Composer
@@ -329,6 +329,7 @@ def run(kind: type[S], build: Callable[["Runtime[S]"], Awaitable[None]], service
     except SettingsError as error:
         sys.exit(f"turnkeeper {service}: {error}")
     logs.configure(service, settings.replica, settings.log_level)
+    lenient_amqp.install()
 
     async def live() -> int:
         runtime: Runtime[S] = Runtime(settings, service)

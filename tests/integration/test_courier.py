@@ -1,16 +1,20 @@
 """The courier on real Redis and RabbitMQ: receive → decide → commit → send → settle, and what may go wrong between."""
 
 import asyncio
+import datetime
 import random
 from collections import Counter
 
+import aiormq
 import orjson
 import pytest
 import structlog
+from pamqp.commands import Basic
 
 from libs.contracts.codec import encode, join
 from libs.contracts.errors import LostOwnership, PermanentError, TransientError
 from libs.contracts.session import Notice
+from libs.runtime import lenient_amqp
 from libs.runtime.composer import Composer
 from libs.runtime.health import StoreCheck
 from tests.support.courier import Courier, courier, envelope, fresh_redis, outside, sessions_of, step, take
@@ -208,6 +212,70 @@ async def test_what_cannot_be_read_is_a_dead_letter_and_the_queue_goes_on(redis_
         assert letter["body"]["detail"]
         await made.drain()
         assert await out.ready(out.topology.partition_queue(0)) == 0
+
+
+class RawText(str):
+    """Text that is sent as bytes of its own, whatever it says."""
+
+    raw: bytes
+
+    def __new__(cls, raw):
+        made = super().__new__(cls, "raw")
+        made.raw = raw
+        return made
+
+    def encode(self, *_):
+        return self.raw
+
+
+class NoDate(datetime.datetime):
+    """A time that is sent as a number outside of the calendar."""
+
+    def timestamp(self):
+        return 2**62
+
+
+NOT_UTF8 = RawText(b"no.\xff\xfe")
+NO_DATE = NoDate(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+@pytest.mark.parametrize(
+    ("routing_key", "properties"),
+    [
+        pytest.param(NOT_UTF8, {}, id="routing key"),
+        pytest.param("k", {"message_id": NOT_UTF8}, id="message id"),
+        pytest.param("k", {"content_type": NOT_UTF8}, id="content type"),
+        pytest.param("k", {"timestamp": NO_DATE}, id="timestamp"),
+        pytest.param("k", {"headers": {"when": NO_DATE}}, id="timestamp in a header"),
+        pytest.param("k", {"headers": {NOT_UTF8: "x"}}, id="name of a header"),
+    ],
+)
+async def test_properties_that_no_driver_can_decode_stop_no_intake(
+    redis_url, amqp_url, namespace, out, routing_key, properties
+):
+    lenient_amqp.install()
+    async with courier(redis_url, amqp_url, namespace) as made:
+        await send_oddly(amqp_url, namespace, out.topology.partition_queue(0), routing_key, properties)
+        await out.publish(step(A, "O2"))
+        await all_handled(made, {A: ["O2"]})
+        (letter,) = await out.dead(1)
+        assert letter["body"]["reason"] == "unreadable"
+        await made.drain()
+        assert await out.ready(out.topology.partition_queue(0)) == 0
+
+
+async def send_oddly(amqp_url, namespace, queue, routing_key, properties):
+    """An unreadable body into a queue, through an exchange that takes every routing key."""
+    connection = await aiormq.connect(amqp_url)
+    channel = await connection.channel()
+    try:
+        await channel.exchange_declare(f"{namespace}-odd", exchange_type="fanout", auto_delete=True)
+        await channel.queue_bind(queue, f"{namespace}-odd")
+        await channel.basic_publish(
+            b"odd", exchange=f"{namespace}-odd", routing_key=routing_key, properties=Basic.Properties(**properties)
+        )
+    finally:
+        await connection.close()
 
 
 async def test_an_empty_bundle_is_acknowledged(redis_url, amqp_url, namespace, out):
