@@ -29,6 +29,8 @@ from turnkeeper.target import Target, TargetError
 Via = Literal["http", "amqp"]
 TIMEOUT_SECONDS = 10.0
 CONFIRM_SECONDS = 10.0
+MOST_SESSIONS = 1_000
+"""The session service lists so many, the newest."""
 T = TypeVar("T")
 _NOT_SENT = (httpx2.LocalProtocolError, httpx2.UnsupportedProtocol, httpx2.InvalidURL, UnicodeError)
 """What is raised before anything is sent: the request cannot be written down."""

@@ -130,10 +130,15 @@ def start_stack(
 def stop_stack(state: Path, *, say: Say = silent) -> None:
     """Stop everything that was started in `state`, by whomever. Raises StackError if something does not end."""
     state = state.resolve()
-    if not state.is_dir():
+    if not is_state(state):
         return
     with _locked(state), _as_stack_error():
         _stop(state, say)
+
+
+def is_state(state: Path) -> bool:
+    """Whether a stack was ever started in this folder."""
+    return (state / "lock").is_file()
 
 
 def read_stack(state: Path) -> Stack:

@@ -108,7 +108,7 @@ def find_target(state: Path, environment: Mapping[str, str] | None = None) -> Ta
         config=find_config(None, given) if given.get("TURNKEEPER_CONFIG") else base.config,
         amqp=_amqp(given) or base.amqp,
         namespace=given.get("TURNKEEPER_NAMESPACE", base.namespace),
-        partitions=_partitions(given, base.partitions),
+        partitions=partitions_of(given) or base.partitions,
         user_secret=_secret(given, "TURNKEEPER_USER_TOKEN_SECRET") or base.user_secret,
         operator=_secret(given, "TURNKEEPER_OPERATOR_TOKEN") or base.operator,
         environment={**base.environment, **given},
@@ -148,10 +148,11 @@ def _amqp(given: Mapping[str, str]) -> str:
     return with_password(url, _secret(given, "TURNKEEPER_AMQP_PASSWORD")) if url else ""
 
 
-def _partitions(given: Mapping[str, str], otherwise: int) -> int:
+def partitions_of(given: Mapping[str, str]) -> int | None:
+    """The partition count that variables name, None where they do not. Raises TargetError for what is none."""
     text = given.get("TURNKEEPER_PARTITIONS", "")
     if not text:
-        return otherwise
+        return None
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 100:
         raise TargetError(f"TURNKEEPER_PARTITIONS is {text!r}: give the deployment's number, from 1 to 100")
     return int(text)

@@ -51,9 +51,8 @@ def test_every_command_teaches_by_its_help(command: str, capsys: pytest.CaptureF
     assert cli.run([*command.split(), "--help"]) == 0
     shown = capsys.readouterr().out
     assert "Usage: turnkeeper" in shown
-    if command not in ("secrets init",):
-        assert "Example" in shown, "the help has no example"
-        assert f"turnkeeper {command}" in " ".join(shown.split()), "the example does not show the command"
+    assert "Example" in shown, "the help has no example"
+    assert f"turnkeeper {command}" in " ".join(shown.split()), "the example does not show the command"
 
 
 @pytest.mark.parametrize(
@@ -273,3 +272,40 @@ def test_a_fault_of_ours_is_one_line_and_its_traceback_is_kept(
     monkeypatch.setenv("TURNKEEPER_DEBUG", "1")
     assert cli.run(["sessions"]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_stack_cannot_be_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["down", "--state", str(tmp_path / "typo")]) == 1
+    assert "there is no stack in" in capsys.readouterr().err
+    assert not (tmp_path / "typo").exists()
+
+
+def test_operations_of_a_session_that_is_not_there_are_a_fault(
+    speak: Speak, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if request.url.host == "tools":
+            return httpx2.Response(200, json={"operations": []})
+        return problem(404, "no-such-session", "There is no such session")
+
+    speak(answer)
+    assert cli.run(["operations", "nosuch"]) == 1
+    assert "404 no-such-session" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["sessions", "actions", "operations"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_list_that_was_cut_says_so(
+    command: str, count: int, speak: Speak, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options, "MOST_SESSIONS", 3)
+    shown = {"session": "s", "owner": "ana", "turn": None, "queued": 0, "open_actions": [], "applied": 0}
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path == "/v1/sessions":
+            return httpx2.Response(200, json={"sessions": [f"s{n}" for n in range(count)]})
+        return httpx2.Response(200, json={**shown, "actions": [], "operations": []})
+
+    speak(answer)
+    assert cli.run([command, "--json"]) == 0
+    assert ("only the newest 3 sessions" in capsys.readouterr().err) == (count == 3)

@@ -7,6 +7,7 @@ import pytest
 
 from libs.contracts.application import ApplicationError
 from libs.contracts.topology import BROKER_USERS, password_hash
+from turnkeeper import cli
 from turnkeeper.cli.secrets import init_secrets
 
 APPLICATION = """
@@ -107,3 +108,44 @@ def test_an_application_with_faults_is_refused(tmp_path: Path) -> None:
     broken.write_text("sources: [")
     with pytest.raises(ApplicationError, match="not YAML"):
         init_secrets(tmp_path / "secrets", application=broken)
+
+
+def test_it_reads_the_file_that_compose_reads(
+    tmp_path: Path, application: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("SECRETS", "APPLICATION", "CONFIG", "PARTITIONS", "NAMESPACE"):
+        monkeypatch.delenv(f"TURNKEEPER_{name}", raising=False)
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    application.rename(folder / "turnkeeper.yaml")
+    (tmp_path / ".env").write_text(
+        "# a remark\n#TURNKEEPER_NAMESPACE=no\nTURNKEEPER_SECRETS=./hidden # where\nTURNKEEPER_APPLICATION='./mine'\n"
+        'export TURNKEEPER_NAMESPACE="staging"\nTURNKEEPER_PARTITIONS=3\n\nnonsense\n'
+    )
+    assert cli.run(["secrets", "init"]) == 0
+    written = contents(tmp_path / "hidden")
+    assert "chat_secret" in written
+    queues = {queue["name"] for queue in json.loads(written["definitions.json"])["queues"]}
+    assert {"staging.turnkeeper.session.00", "staging.turnkeeper.session.02"} <= queues
+    assert "staging.turnkeeper.session.03" not in queues
+    monkeypatch.setenv("TURNKEEPER_SECRETS", str(tmp_path / "other"))
+    assert cli.run(["secrets", "init", "--namespace", ""]) == 0
+    assert "staging" not in contents(tmp_path / "other")["definitions.json"]
+    assert "other" in capsys.readouterr().out
+
+
+def test_what_is_wrong_is_one_line_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TURNKEEPER_APPLICATION", raising=False)
+    (tmp_path / "file").write_text("")
+    for arguments in (["--config", "nope.yaml"], ["--dir", "file/below"]):
+        assert cli.run(["secrets", "init", *arguments]) == 1
+        told = capsys.readouterr().err
+        assert told.startswith("turnkeeper: ")
+        assert told.count("\n") == 1
+    (tmp_path / ".env").write_text("TURNKEEPER_PARTITIONS=many\n")
+    assert cli.run(["secrets", "init"]) == 1
+    assert "TURNKEEPER_PARTITIONS is 'many'" in capsys.readouterr().err

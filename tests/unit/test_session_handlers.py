@@ -4,10 +4,23 @@ import orjson
 import pytest
 
 from libs.contracts.errors import LostOwnership, PermanentError
+from libs.contracts.ingress import InputAccepted
 from libs.contracts.tools import RunStep, StepFinished
 from libs.runtime.settle import Outcome
 from services.session.domain.plan import Plan
-from tests.support.session import ANA, BOOK, MAIL, RESTAURANT, WAIT_MS, FakeClock, Owner, Stored, ViewPlanner
+from services.session.handlers import MOST_MISSING
+from tests.support.session import (
+    ANA,
+    BOOK,
+    MAIL,
+    RESTAURANT,
+    WAIT_MS,
+    FakeClock,
+    Owner,
+    Stored,
+    ViewPlanner,
+    make_input,
+)
 
 
 def answer(view):
@@ -71,6 +84,21 @@ async def test_a_number_that_is_nowhere_is_a_permanent_fault(owner, stored):
     stored.trimmed.add(("s1", 1))
     with pytest.raises(PermanentError, match="inbox_gap"):
         await owner.ring(second)
+
+
+async def test_a_number_far_ahead_is_refused_without_a_look_into_the_inbox(owner, stored):
+    first = stored.append("event", RESTAURANT, {})
+    far = make_input(MOST_MISSING + 2, "event", RESTAURANT, {})
+
+    async def looked(*_):
+        raise AssertionError("the inbox was read")
+
+    owner.sessions.inputs = looked
+    with pytest.raises(PermanentError, match="too far ahead"):
+        await owner.ring(far)
+    message = InputAccepted(input=far)
+    assert not await owner.handlers.on_dead(message, owner.context(message), "inbox_gap")
+    assert await owner.ring(first) == Outcome.HANDLED
 
 
 async def test_of_two_owners_one_commits_and_nothing_of_the_other_leaves(owner, stored):

@@ -5,6 +5,7 @@ import pytest
 from libs.contracts.session import Notice, Step
 from libs.contracts.tools import RunStep, StepFinished, operation_key
 from services.session.domain import Arrived, Buried, DeadlineReached, decide
+from services.session.domain.inputs import MOST_QUEUED
 from services.session.domain.plan import Plan
 from services.session.domain.state import SessionState
 from tests.support.session import (
@@ -56,6 +57,34 @@ def test_inputs_queue_behind_a_running_turn_and_begin_in_inbox_order(talk):
     starts = [line.event for line in talk.lines if line.kind == "turn.start"]
     assert starts == ["e1", "e2", "e3"]
     assert talk.state.queue == ()
+
+
+def test_what_comes_while_too_many_inputs_wait_is_dropped_and_told(talk):
+    for _ in range(MOST_QUEUED):
+        talk.event(origin=CINEMA)
+    history = len(talk.history)
+    late = talk.event(origin=CINEMA)
+    said = talk.say("and another")
+    assert len(talk.state.queue) == MOST_QUEUED
+    assert talk.became() == [(late.number, "failed"), (said.number, "failed")]
+    assert [line.text for line in talk.lines if line.kind == "input.dropped"] == ["too many inputs wait"] * 2
+    assert ["busy" in reply for reply in talk.replies()] == [True]
+    assert [entry["kind"] for entry in talk.history[history:]] == ["reply"]
+    assert talk.trimmed == [late.number, said.number]
+
+
+def test_cancels_and_decisions_are_taken_however_many_inputs_wait():
+    talk = Talk(lambda turn, _: Plan(steps=(BOOK,)) if not turn.results and not turn.action else Plan())
+    talk.event()
+    talk.asked()
+    talk.say("book")
+    for _ in range(MOST_QUEUED):
+        talk.event(origin=CINEMA)
+    decision = talk.decision()
+    assert len(talk.state.queue) == MOST_QUEUED + 1
+    assert talk.state.queue[0].number == decision.number
+    talk.arrive("cancel", decision.origin, {})
+    assert talk.withdrawn()
 
 
 def test_a_queued_input_does_not_reach_the_planner_before_its_turn(talk):

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from libs.contracts.consent import Verdict
-from turnkeeper.cli.options import STATE, AsUser, Json, SessionName, State, client
+from turnkeeper.cli.options import STATE, AsUser, Json, SessionName, State, all_sessions, client
 from turnkeeper.printing import moment, one_line, print_json, print_line, print_rows
 
 ActionName = Annotated[str, typer.Argument(help="The action, such as A1.")]
@@ -35,7 +35,7 @@ def actions(
         if session is not None:
             found = asking.actions(session)
         else:
-            every = (one for name in asking.sessions() for one in asking.actions(name))
+            every = (one for name in all_sessions(asking) for one in asking.actions(name))
             found = [one for one in every if one["state"] == "pending"]
     columns = ("session", "action", "state", "approver", "question", "expires_at")
     print_rows(found, columns, as_json=as_json, empty="nothing is asked")

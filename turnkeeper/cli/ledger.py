@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 import typer
 
 from libs.contracts.reasons import OperationState
-from turnkeeper.cli.options import STATE, Json, SessionName, State, client
+from turnkeeper.cli.options import STATE, Json, SessionName, State, all_sessions, client
 from turnkeeper.client import Client, ClientError
 from turnkeeper.printing import print_json, print_line, print_rows
 
@@ -73,6 +73,11 @@ def resolve(
 
 def _operations(asking: Client, session: str | None, state: str | None) -> list[dict[str, Any]]:
     # The door keeps an index of unknown and pending ones; the others are found by session.
-    if session is not None or state in ("unknown", "pending"):
-        return asking.operations(session, state)
-    return [one for name in asking.sessions() for one in asking.operations(name, state)]
+    if session is not None:
+        found = asking.operations(session, state)
+        if not found:
+            asking.session(session)  # so that a wrong name is told, and not taken for a session without operations
+        return found
+    if state in ("unknown", "pending"):
+        return asking.operations(None, state)
+    return [one for name in all_sessions(asking) for one in asking.operations(name, state)]

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from turnkeeper.client import Client
+from turnkeeper.client import MOST_SESSIONS, Client
+from turnkeeper.printing import progress
 from turnkeeper.target import DEFAULT_STATE, Target, find_target
 
 State = Annotated[
@@ -28,6 +29,14 @@ STATE = DEFAULT_STATE
 def target(state: Path) -> Target:
     """The deployment that a command speaks to. Raises TargetError."""
     return find_target(state)
+
+
+def all_sessions(asking: Client) -> list[str]:
+    """Known sessions, newest first; stderr says so where there may be more than the service lists."""
+    names = asking.sessions()
+    if len(names) >= MOST_SESSIONS:
+        progress(f"turnkeeper: only the newest {MOST_SESSIONS:,} sessions are looked at; name an older one to see it")
+    return names
 
 
 @contextmanager

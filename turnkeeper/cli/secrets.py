@@ -4,17 +4,25 @@ import base64
 import hashlib
 import json
 import os
+import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from libs.contracts.application import ApplicationError, Hmac, StandardWebhooks, load_application
+from libs.contracts.application import Hmac, StandardWebhooks, load_application
 from libs.contracts.keys import SERVICES, acl_rules
 from libs.contracts.topology import BROKER_USERS, definitions
+from turnkeeper.printing import print_line
+from turnkeeper.stack import DEFAULT_PARTITIONS
+from turnkeeper.target import TargetError, find_config, partitions_of
 
+_ENV_LINE = re.compile(
+    r"\s*(?:export\s+)?(?P<name>[A-Za-z_]\w*)\s*=\s*"
+    r"(?:(?P<quote>[\"'])(?P<quoted>.*)(?P=quote)|(?P<plain>[^\"'#\s].*?)?)(?:\s+#.*|\s*)"
+)
 HEALTH_USER = "health"
 """The Redis user of the container's own health check: it may send PING and nothing else."""
 
@@ -141,18 +149,66 @@ def _group() -> None:
 
 @app.command("init")
 def init(
-    directory: Annotated[Path, typer.Option("--dir", help="Where to write them.")] = Path("secrets"),
-    config: Annotated[Path, typer.Option(help="The application whose webhook secrets are made too.")] = Path(
-        "examples/dinner/turnkeeper.yaml"
-    ),
-    namespace: Annotated[str, typer.Option(envvar="TURNKEEPER_NAMESPACE")] = "",
-    partitions: Annotated[int, typer.Option(envvar="TURNKEEPER_PARTITIONS", min=1, max=100)] = 16,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where to write them. Without: TURNKEEPER_SECRETS, else ./secrets.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="The application whose webhook secrets are made too. Without: turnkeeper.yaml in "
+            "TURNKEEPER_APPLICATION, TURNKEEPER_CONFIG, ./turnkeeper.yaml, else the dinner example."
+        ),
+    ] = None,
+    namespace: Annotated[str | None, typer.Option(help="Without: TURNKEEPER_NAMESPACE, else none.")] = None,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, max=100, help="Without: TURNKEEPER_PARTITIONS, else 16.")
+    ] = None,
     force: Annotated[bool, typer.Option(help="Make new secrets even where there are some.")] = False,
 ) -> None:
-    """Write random secrets as files, and the Redis and RabbitMQ user files that are rendered from them."""
+    """Write random secrets as files, and the Redis and RabbitMQ user files that are rendered from them.
+
+    The variables are read from the environment, else from ./.env, as docker compose reads them: so both speak of the
+    same folder, application, namespace and partitions.
+
+    **Examples**
+
+      turnkeeper secrets init
+
+      turnkeeper secrets init --dir secrets --config my/turnkeeper.yaml
+    """
+    given = {**read_env_file(Path(".env")), **os.environ}
+    chosen = directory or Path(given.get("TURNKEEPER_SECRETS") or "secrets")
+    application = _application(config, given)
     try:
-        files = init_secrets(directory, force, application=config, namespace=namespace, partitions=partitions)
-    except (OSError, ApplicationError) as error:
-        typer.echo(f"secrets: {error}", err=True)
-        raise typer.Exit(1) from error
-    typer.echo(f"{len(files)} files in {directory}: next, docker compose up --build --wait")
+        files = init_secrets(
+            chosen,
+            force,
+            application=application,
+            namespace=given.get("TURNKEEPER_NAMESPACE", "") if namespace is None else namespace,
+            partitions=(partitions_of(given) or DEFAULT_PARTITIONS) if partitions is None else partitions,
+        )
+    except OSError as error:
+        raise TargetError(
+            f"{error.filename or chosen}: {error.strerror}: check the path and its permissions"
+        ) from error
+    print_line(f"{len(files)} files in {chosen} for {application}: next, docker compose up --build --wait")
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """The plain `KEY=VALUE` lines of a file, quotes around a value taken off; nothing where there is no such file.
+
+    Raises TargetError where it cannot be read.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise TargetError(f"{path} cannot be read: check its permissions, and that it is text in UTF-8") from error
+    found = (_ENV_LINE.fullmatch(line) for line in lines)
+    return {line["name"]: line["quoted"] if line["quote"] else line["plain"] for line in found if line}
+
+
+def _application(config: Path | None, given: Mapping[str, str]) -> Path:
+    folder = given.get("TURNKEEPER_APPLICATION")
+    return Path(folder) / "turnkeeper.yaml" if config is None and folder else find_config(config, given)

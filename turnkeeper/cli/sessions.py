@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from turnkeeper.cli.options import STATE, Json, SessionName, State, client
+from turnkeeper.cli.options import STATE, Json, SessionName, State, all_sessions, client
 from turnkeeper.printing import print_json, print_line, print_rows, print_timeline_line
 
 session_app = typer.Typer(help="Make a session.", no_args_is_help=True)
@@ -24,7 +24,7 @@ def sessions(state: State = STATE, as_json: Json = False) -> None:
       turnkeeper sessions --json | jq -r .session
     """
     with client(state) as asking:
-        found = [asking.session(name) for name in asking.sessions()]
+        found = [asking.session(name) for name in all_sessions(asking)]
     rows = [
         {
             "session": one["session"],

@@ -72,10 +72,14 @@ def up(
 def down(state: State = STATE) -> None:
     """Stop a stack with everything that it started. Its data stays in the state folder.
 
+    Where one has been stopped already this changes nothing; a folder that never held one is a fault.
+
     **Example**
 
       turnkeeper down --state /tmp/tk
     """
+    if not stacks.is_state(state):
+        raise stacks.StackError(f"there is no stack in {state}: name its folder with --state or TURNKEEPER_STATE")
     stacks.stop_stack(state, say=progress)
     progress(f"nothing of {state} runs any more")
 
