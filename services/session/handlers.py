@@ -34,6 +34,9 @@ from services.session.snapshot import Snapshot
 
 log = structlog.get_logger(__name__)
 
+MOST_MISSING = 10_000
+"""Numbers that one doorbell may make us read from the inbox: far more than ever wait for their doorbells."""
+
 
 class Handlers:
     """The stories of the session service."""
@@ -72,6 +75,8 @@ class Handlers:
             return [rung]
         # Numbers that are gone from the inbox were folded in by another owner, if our state is an old one.
         await self._sessions.confirm(snapshot)
+        if rung.number - first > MOST_MISSING:
+            raise PermanentError("inbox_gap", f"number {rung.number} is too far ahead of {first}")
         inputs = await self._sessions.inputs(snapshot.state.session, first, rung.number)
         if [input.number for input in inputs] != list(range(first, rung.number + 1)):
             raise PermanentError("inbox_gap", f"numbers {first} to {rung.number} are not all in the inbox")
@@ -95,6 +100,8 @@ class Handlers:
             return False
         snapshot = await self._sessions.load(message.input.session)
         rung = message.input
+        if rung.number - snapshot.state.applied > MOST_MISSING:
+            return False  # nothing says that the numbers before it have failed
         while (number := snapshot.state.applied + 1) <= rung.number:
             # What failed is the next number, which the doorbell of a later one may have read from the inbox.
             failed = rung if number == rung.number else await self._next(snapshot, number)

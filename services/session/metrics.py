@@ -6,7 +6,7 @@ from services.session.domain.draft import Decision
 
 _KINDS = ("user", "webhook", "system", "timer", "actor")
 _OUTCOMES = ("done", "asked", "failed", "cancelled", "restarted")
-_DISPOSITIONS = ("started", "queued", "control")
+_DISPOSITIONS = ("started", "queued", "control", "dropped")
 
 
 class SessionMetrics:

@@ -9,6 +9,10 @@ from services.session.domain.draft import Draft
 from services.session.domain.rules import EXACT_DECISION, Rules, almost_a_decision
 from services.session.domain.state import InputRef
 
+MOST_QUEUED = 200
+"""Inputs that wait behind a running turn: the state holds them all and is written at every commit. Decisions and
+cancels are never dropped."""
+
 
 def on_input(draft: Draft, input: Input, rules: Rules) -> None:
     """Fold one input into the session. Its number is the next one."""
@@ -25,6 +29,9 @@ def on_input(draft: Draft, input: Input, rules: Rules) -> None:
         case "message":
             _on_message(draft, ref, input, rules)
         case "event":
+            if _full(draft):
+                _dropped(draft, ref)
+                return
             _remember_event(draft, input)
             _start_or_queue(draft, ref, rules)
 
@@ -45,6 +52,10 @@ def _on_message(draft: Draft, ref: InputRef, input: Input, rules: Rules) -> None
     if open_ and almost_a_decision(text):
         _control(draft, ref)
         draft.say(how_to_decide(open_))
+        return
+    if _full(draft):
+        _dropped(draft, ref)
+        draft.say("I am busy: too much waits here already. Please say it again later.", turn="")
         return
     draft.remember(kind="user", text=text)
     _start_or_queue(draft, ref, rules)
@@ -90,6 +101,18 @@ def _start_or_queue(draft: Draft, ref: InputRef, rules: Rules) -> None:
     draft.dispositions.append("queued")
     draft.set(queue=(*draft.state.queue, ref))
     draft.line("input.queued", turn="", origin=ref.origin.kind, event=ref.event)
+
+
+def _full(draft: Draft) -> bool:
+    return len(draft.state.queue) >= MOST_QUEUED
+
+
+def _dropped(draft: Draft, ref: InputRef) -> None:
+    """No turn begins for it, and its outcome says so."""
+    draft.dispositions.append("dropped")
+    draft.line("input.dropped", "too many inputs wait", turn="", origin=ref.origin.kind, event=ref.event)
+    draft.outcomes.append((ref, "failed"))
+    draft.trimmed.append(ref.number)
 
 
 def _mark_gone(draft: Draft, input: Input, rules: Rules) -> None:
