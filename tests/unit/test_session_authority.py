@@ -88,6 +88,17 @@ def test_what_the_planner_adds_after_an_accepted_action_has_the_origin_of_the_as
     assert starts == [("turn.start", "webhook"), ("turn.start", "user"), ("turn.start", "webhook")]
 
 
+def test_a_plan_that_continues_is_shown_in_the_turn_that_owns_its_steps_alone():
+    talk = Talk(one_plan(Plan(steps=(BOOK,)), after=Plan(steps=(MAIL,))))
+    talk.event()
+    talk.decision()
+    talk.finish()
+    assert [(line.turn, line.text) for line in talk.lines if line.kind == "turn.plan"] == [
+        ("T1", "book(party=4)"),
+        ("T3", "mail(text=hi)"),
+    ]
+
+
 def test_a_continuation_of_a_users_question_acts_as_the_user():
     talk = Talk(one_plan(Plan(steps=(WIRE,)), after=Plan(steps=(MAIL,))))
     talk.say("wire 10")

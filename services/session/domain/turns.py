@@ -75,14 +75,14 @@ def follow(draft: Draft, plan: Plan, rules: Rules) -> None:
     if faults:
         fail(draft, "; ".join(faults))
         return
-    if plan.steps:
-        draft.line("turn.plan", "; ".join(_step_text(step) for step in plan.steps))
     if turn.action and turn.asker is not None and plan.steps:
         if plan.reply:
             draft.say(plan.reply)
         end(draft, "done", starts_next=False)
         continue_for(draft, turn.asker, Plan(steps=plan.steps, note=plan.note), rules)
         return
+    if plan.steps:
+        draft.line("turn.plan", "; ".join(_step_text(step) for step in plan.steps))
     if plan.reply:
         draft.say(plan.reply)
     if not plan.steps:
