@@ -188,6 +188,12 @@ class UserTokens:
 
     async def user(self, authorization: str | None) -> str:
         """The user id of a valid bearer token. Raises Problem 401, or 503 while the keys cannot be fetched."""
+        user, _ = await self.user_until(authorization)
+        return user
+
+    async def user_until(self, authorization: str | None) -> tuple[str, float]:
+        """The user id of a valid bearer token, and when the token ends (Unix seconds, the leeway included), for what
+        goes on after the request was let in. Raises as `user` does."""
         token = bearer(authorization)
         try:
             claims = await self._claims(token)
@@ -197,7 +203,7 @@ class UserTokens:
         user = claims["sub"]
         if not isinstance(user, str) or not is_slug(user) or not self._in_time(claims):
             raise unauthorized()
-        return user
+        return user, claims["exp"] + LEEWAY_SECONDS
 
     async def aclose(self) -> None:
         """Close what fetches the keys."""

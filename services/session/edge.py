@@ -2,7 +2,8 @@
 session, since both are read from the store."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import orjson
@@ -10,10 +11,12 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from libs.contracts.ids import is_slug
 from libs.runtime.apidocs import docs_routes
 from libs.runtime.auth import Operators, UserTokens
+from libs.runtime.clock import Clock
 from libs.runtime.problems import Problem, problem_handlers
 from services.session.domain.state import SessionState
 from services.session.domain.view import messages
@@ -27,10 +30,23 @@ MOST_SESSIONS = 1_000
 class Edge:
     """The routes."""
 
-    def __init__(self, sessions: RedisSessions, tokens: UserTokens, operators: Operators) -> None:
+    def __init__(
+        self,
+        sessions: RedisSessions,
+        tokens: UserTokens,
+        operators: Operators,
+        clock: Clock,
+        *,
+        stopping: asyncio.Event,
+        most_streams: int,
+    ) -> None:
         self._sessions = sessions
         self._tokens = tokens
         self._operators = operators
+        self._clock = clock
+        self._stopping = stopping
+        self._most_streams = most_streams
+        self._streams = 0
 
     async def list(self, request: Request) -> Response:
         """Known sessions, newest first (operator)."""
@@ -39,57 +55,93 @@ class Edge:
 
     async def show(self, request: Request) -> Response:
         """One session's state, for its owner or an operator."""
-        session = await self._allowed(request)
+        session, _ = await self._allowed(request)
         snapshot = await self._sessions.read(session)
         return JSONResponse(_shown(snapshot.state, snapshot.version, await self._sessions.owner(session) or ""))
 
     async def timeline(self, request: Request) -> Response:
         """Lines after a number, in order; as a stream where the client accepts `text/event-stream`."""
-        session = await self._allowed(request)
+        session, until = await self._allowed(request)
         after = _after(request)
         if "text/event-stream" in request.headers.get("accept", ""):
-            return StreamingResponse(self._events(session, after), media_type="text/event-stream")
+            return self._stream(session, after, until)
         lines = await self._sessions.timeline(session, after)
         return JSONResponse({"lines": [line.model_dump() for line in lines]})
 
     async def history(self, request: Request) -> Response:
         """What the planner is shown of the past, as the chat messages that it would get now (operator)."""
         self._operators.check(request.headers.get("authorization"), "read")
-        session = await self._allowed(request)
+        session, _ = await self._allowed(request)
         snapshot = await self._sessions.read(session)
         return JSONResponse({"messages": list(messages(snapshot.history))})
 
-    async def _events(self, session: str, after: int) -> AsyncIterator[bytes]:
-        quiet = 0
-        while True:
-            for line in await self._sessions.timeline(session, after):
+    def _stream(self, session: str, after: int, until: float) -> Response:
+        """Each stream asks the store four times a second for as long as it is open, so a replica has only so many."""
+        if self._streams >= self._most_streams:
+            raise Problem(
+                503,
+                "too-many-streams",
+                "This replica follows as many timelines as it may",
+                headers={"Retry-After": "5"},
+            )
+        self._streams += 1
+        return _Events(self._events(session, after, until), self._stream_ended)
+
+    def _stream_ended(self) -> None:
+        self._streams -= 1
+
+    async def _events(self, session: str, after: int, until: float) -> AsyncIterator[bytes]:
+        """Lines until the service stops or the token that opened the stream ends (`until`, Unix seconds)."""
+        quiet, seen = 0, -1
+        while not self._stopping.is_set() and self._clock.now_ms() < until * 1000:
+            version = await self._sessions.version(session)
+            # The version first: a line that is committed meanwhile is read twice rather than never.
+            for line in await self._sessions.timeline(session, after) if version != seen else ():
                 after, quiet = line.seq, 0
                 yield b"id: %d\nevent: line\ndata: %s\n\n" % (line.seq, orjson.dumps(line.model_dump()))
+            seen = version
             quiet += 1
             if quiet % KEEP_ALIVE_ROUNDS == 0:
                 yield b": still here\n\n"
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _allowed(self, request: Request) -> str:
-        """The session's name, once its owner or an operator asks. 404 where there is none."""
+    async def _allowed(self, request: Request) -> tuple[str, float]:
+        """The session's name once its owner or an operator asks, and how long that holds (Unix seconds). 404 where
+        there is no such session."""
         session = str(request.path_params["session"])
         authorization = request.headers.get("authorization")
         owner = await self._sessions.owner(session) if is_slug(session) else None
+        until = math.inf
         if self._operators.knows(authorization):
             self._operators.check(authorization, "read")
         else:
-            user = await self._tokens.user(authorization)
+            user, until = await self._tokens.user_until(authorization)
             if owner is not None and user != owner:
                 raise Problem(403, "not-the-owner", "This session belongs to somebody else")
         if owner is None:
             raise Problem(404, "no-such-session", "There is no such session")
-        return session
+        return session, until
+
+
+class _Events(StreamingResponse):
+    """Server-sent events that tell of their end, however it comes: a client that leaves, a fault, a stop."""
+
+    def __init__(self, content: AsyncIterator[bytes], ended: Callable[[], None]) -> None:
+        super().__init__(content, media_type="text/event-stream")
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._ended()
 
 
 def _after(request: Request) -> int:
     text = request.headers.get("last-event-id") or request.query_params.get("after") or "0"
-    if not text.isascii() or not text.isdigit():
-        raise Problem(400, "bad-number", "`after` and Last-Event-ID are whole numbers of timeline lines")
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        title = "`after` and Last-Event-ID are whole numbers of timeline lines, of at most 18 digits"
+        raise Problem(400, "bad-number", title)
     return int(text)
 
 
@@ -110,9 +162,17 @@ def _shown(state: SessionState, version: int, owner: str) -> dict[str, Any]:
     }
 
 
-def make_app(sessions: RedisSessions, tokens: UserTokens, operators: Operators) -> Starlette:
-    """The service's HTTP application."""
-    edge = Edge(sessions, tokens, operators)
+def make_app(
+    sessions: RedisSessions,
+    tokens: UserTokens,
+    operators: Operators,
+    clock: Clock,
+    *,
+    stopping: asyncio.Event,
+    most_streams: int,
+) -> Starlette:
+    """The service's HTTP application. Its streams end once `stopping` is set."""
+    edge = Edge(sessions, tokens, operators, clock, stopping=stopping, most_streams=most_streams)
     routes = [
         Route("/v1/sessions", edge.list),
         Route("/v1/sessions/{session}", edge.show),

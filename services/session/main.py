@@ -1,5 +1,6 @@
 """Composition root: the only module that names concrete classes."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -67,7 +68,16 @@ async def build(rt: Runtime[SessionSettings]) -> None:
         settings.user_token_jwks_url,
         rt.clock,
     )
-    rt.serve(make_app(sessions, tokens, Operators.parse(settings.operator_tokens.get_secret_value())))
+    rt.serve(
+        make_app(
+            sessions,
+            tokens,
+            Operators.parse(settings.operator_tokens.get_secret_value()),
+            rt.clock,
+            stopping=getattr(rt, "stopping", None) or asyncio.Event(),
+            most_streams=settings.session_streams,
+        )
+    )
 
 
 async def sweep_deadlines(

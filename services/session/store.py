@@ -116,9 +116,12 @@ class RedisSessions:
     async def confirm(self, snapshot: Snapshot) -> None:
         """A decision that writes nothing still checks the version before its acknowledgement (design §3.2)."""
         session = snapshot.state.session
-        stored = await self._store.command("HGET", self._keys.of_session("state", session), "v")
-        if int(stored or 0) != snapshot.version:
+        if await self.version(session) != snapshot.version:
             self._lost(session)
+
+    async def version(self, session: str) -> int:
+        """The stored version, which every commit raises; 0 where nothing is stored yet."""
+        return int(await self._store.command("HGET", self._keys.of_session("state", session), "v") or 0)
 
     def _lost(self, session: str) -> None:
         self._on_conflict()
