@@ -15,6 +15,7 @@ from libs.contracts.ids import SLUG_PATTERN
 from libs.contracts.reasons import DecisionOutcome
 from libs.runtime.auth import Operators, UserTokens
 from libs.runtime.problems import Problem, problem_handlers
+from libs.runtime.strict_route import StrictRoute
 from services.consent import domain
 from services.consent.decisions import Decisions, Wish
 from services.consent.domain import Record, Rules
@@ -68,6 +69,7 @@ class Edge:
         """The ASGI application."""
         handlers = {**problem_handlers, RequestValidationError: _malformed, TransientError: _busy}
         app = FastAPI(title="Turnkeeper consent", version="1", redoc_url=None, exception_handlers=handlers)
+        app.router.route_class = StrictRoute
         app.add_middleware(_SmallBodies)
         head = "/v1/sessions/{session}/actions"
         app.get(head, summary="The actions of a session, oldest first")(self.index)

@@ -14,6 +14,7 @@ from libs.contracts.reasons import OperationState
 from libs.runtime.auth import Operators
 from libs.runtime.clock import Clock
 from libs.runtime.problems import Problem, problem_handlers
+from libs.runtime.strict_route import StrictRoute
 from services.tools.answers import Answers
 from services.tools.domain import Catalogue
 from services.tools.store import RedisLedger, told_of
@@ -126,6 +127,7 @@ def create_app(edge: Edge) -> FastAPI:
     """The application, with its documentation under /docs."""
     handlers = {**problem_handlers, RequestValidationError: _malformed}
     app = FastAPI(title="Turnkeeper tools", description=__doc__, exception_handlers=handlers, redoc_url=None)
+    app.router.route_class = StrictRoute
     app.get("/v1/tools")(edge.tools)
     app.get("/v1/operations")(edge.operations)
     app.get("/v1/operations/{session}/{operation}")(edge.operation)

@@ -198,3 +198,13 @@ def test_every_problem_that_consent_answers_with_has_its_heading():
     headings = set(re.findall(r"^## ([a-z-]+)$", Path("docs/problems.md").read_text(encoding="utf-8"), re.MULTILINE))
     assert used <= headings
     assert len(used) == 11
+
+
+async def test_a_body_with_a_key_twice_is_400_and_decides_nothing(http, world):
+    digest = await world.field("A1", "question_digest")
+    body = f'{{"decision": "decline", "question_digest": "{digest}", "decision": "accept"}}'
+    headers = {**bearer("ana"), "Content-Type": "application/json"}
+    answer = await http.post(DECISION, content=body, headers=headers)
+    assert is_problem(answer, 400)
+    assert answer.json()["type"].endswith("malformed")
+    assert await world.field("A1", "state") == "pending"

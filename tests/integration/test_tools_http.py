@@ -116,3 +116,13 @@ async def test_a_word_needs_a_state_and_a_note(door: Door, http: httpx2.AsyncCli
 async def test_the_interface_documents_itself(http: httpx2.AsyncClient) -> None:
     assert (await http.get("/docs")).status_code == 200
     assert "/v1/operations" in (await http.get("/openapi.json")).json()["paths"]
+
+
+async def test_a_word_with_a_key_twice_resolves_nothing(door: Door, http: httpx2.AsyncClient) -> None:
+    await leave_unknown(door)
+    headers = {**as_(RESOLVER), "Content-Type": "application/json"}
+    body = '{"state": "failed", "note": "n", "state": "committed"}'
+    answer = await http.post("/v1/sessions/s1/operations/O1/resolve", content=body, headers=headers)
+    assert answer.status_code == 400
+    shown = await http.get("/v1/operations/s1/O1", headers=as_(READER))
+    assert shown.json()["state"] == "unknown"
