@@ -4,6 +4,7 @@ A look takes the letters off the queue for as long as its channel is open; closi
 their places, so that a command that dies loses nothing.
 """
 
+import base64
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -43,7 +44,13 @@ class Letter:
     @property
     def type(self) -> str:
         """Wire type of the message, `unreadable` where it has none."""
-        return str(self.message.get("type", "unreadable"))
+        return "event" if self.raw is not None else str(self.message.get("type", "unreadable"))
+
+    @property
+    def raw(self) -> str | None:
+        """An event's body in base64, where the letter is of a delivery of the events exchange."""
+        raw = self.message.get("raw_base64")
+        return raw if isinstance(raw, str) else None
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,8 @@ def drop(target: Target, id: str) -> Letter:
 
 def replay_fault(client: Client, letter: Letter) -> str | None:
     """Why a message must not be sent again, or cannot work, with what to do instead; None when it may."""
+    if letter.exchange and letter.raw is not None:
+        return _event_fault(letter)
     body = letter.message.get("body")
     if not letter.exchange or not isinstance(body, dict) or "type" not in letter.message:
         return f"it cannot be read; look at it (turnkeeper dead show {letter.id}) and drop it"
@@ -96,6 +105,15 @@ def replay_fault(client: Client, letter: Letter) -> str | None:
             return _input_fault(client, letter, body.get("input"))
         case _:
             return None
+
+
+def _event_fault(letter: Letter) -> str | None:
+    if letter.message.get("cut"):
+        size = letter.message.get("size")
+        return f"only the beginning of its {size} bytes was kept: let its publisher publish it again"
+    if user := letter.message.get("user_id"):
+        return f"the broker vouched for {user} as its publisher, which we are not: let {user} publish it again"
+    return None
 
 
 def _operation_fault(client: Client, letter: Letter, key: str) -> str | None:
@@ -148,12 +166,24 @@ async def _send_again(channel: AbstractChannel, letter: Letter) -> None:
     """First to its queue, confirmed, and only then off this one: a crash between leaves a letter too many, not one
     too few, and the next hop knows its id."""
     exchange = await channel.get_exchange(letter.exchange, ensure=False)
-    message = aio_pika.Message(
+    await exchange.publish(_message(letter), letter.routing_key, mandatory=True, timeout=CONNECT_SECONDS)
+
+
+def _message(letter: Letter) -> aio_pika.Message:
+    """The message as it came: an event's own bytes and headers, since its signature covers them, else the envelope."""
+    if letter.raw is not None:
+        return aio_pika.Message(
+            base64.b64decode(letter.raw),
+            headers=dict(letter.message.get("headers") or {}),
+            content_type=letter.message.get("content_type") or None,
+            message_id=letter.message.get("message_id") or None,
+            delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+        )
+    return aio_pika.Message(
         join([orjson.dumps(dict(letter.message))]),
         content_type=BUNDLE_TYPE,
         delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
     )
-    await exchange.publish(message, letter.routing_key, mandatory=True, timeout=CONNECT_SECONDS)
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ process's environment finds what a parent that was killed had no time to record.
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -18,6 +19,7 @@ MARK = "TURNKEEPER_STARTED_IN"
 """Environment variable that every process of a stack carries; its value is the state folder's real path."""
 
 _POLL_SECONDS = 0.05
+_ERROR = re.compile(r'"level":\s*"(?:error|critical)"')
 _children: dict[int, subprocess.Popen[bytes]] = {}
 """Handles of our own children, kept so that their end is reaped and does not look like a running process."""
 
@@ -40,6 +42,8 @@ class Record:
     boot: str
     cwd: str
     url: str = ""
+    log_from: int = 0
+    """Where in the log this process begins, bytes: what stands before it others wrote."""
 
 
 def private_folder(path: Path) -> Path:
@@ -77,6 +81,7 @@ def spawn(
     marked = {**env, MARK: mark_of(state)}
     folder = str(cwd or Path.cwd())
     with log.open("ab") as output:
+        log_from = output.seek(0, os.SEEK_END)
         try:
             child = subprocess.Popen(
                 list(argv),
@@ -91,7 +96,7 @@ def spawn(
             raise ProcessError(f"cannot start {name}: {argv[0]}: {error.strerror}") from error
     _children[child.pid] = child
     started = _start_time(child.pid) or 0
-    record = Record(name, tuple(argv), dict(env), str(log), child.pid, started, _boot_id(), folder, url)
+    record = Record(name, tuple(argv), dict(env), str(log), child.pid, started, _boot_id(), folder, url, log_from)
     write_private(private_folder(state / "run") / f"{name}.json", json.dumps(asdict(record)))
     return record
 
@@ -186,12 +191,26 @@ def mark_of(state: Path) -> str:
     return str(state.resolve())
 
 
-def last_lines(log: Path, count: int = 20) -> str:
-    """The last lines of a log file, to be shown when its process failed."""
+def logged(record: Record) -> str:
+    """What a process wrote to its log since it was started."""
     try:
-        lines = log.read_text(errors="replace").splitlines()
+        with Path(record.log).open("rb") as file:
+            file.seek(record.log_from)
+            return file.read().decode(errors="replace")
     except OSError:
-        return "(no log)"
+        return ""
+
+
+def last_lines(record: Record, count: int = 20) -> str:
+    """Why a process failed, as its log says since its start: its own last word (`turnkeeper NAME: …`) where it had
+    one, else its last error, else its last lines."""
+    lines = logged(record).splitlines()
+    own = [number for number, line in enumerate(lines) if line.startswith("turnkeeper ")]
+    if own:
+        return "\n".join(lines[own[-1] :][:count])
+    errors = [line for line in lines if _ERROR.search(line)]
+    if errors and not any(line.startswith("Traceback ") for line in lines):
+        return errors[-1]
     return "\n".join(lines[-count:]) or "(nothing in the log)"
 
 

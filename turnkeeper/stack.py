@@ -35,6 +35,7 @@ from turnkeeper.stack_plan import (
     PlanError,
     Planned,
     Secrets,
+    application_faults,
     load_secrets,
     plan_ports,
     plan_processes,
@@ -44,6 +45,10 @@ from turnkeeper.stack_plan import (
 DEFAULT_PORT_BASE = 8080
 DEFAULT_PARTITIONS = 16
 _READY_SECONDS = 60.0
+_LAST_WORDS_SECONDS = 3.0
+"""So long others are waited for once one has ended at its start: what is wrong with one is often so with more."""
+_ATTEMPTS = 3
+_PORT_TAKEN = "address already in use"
 _GRACE_SECONDS = 15.0
 _LOCK_SECONDS = 180.0
 _POLL_SECONDS = 0.1
@@ -53,6 +58,10 @@ _PROBE_SECONDS = 2.0
 
 class StackError(Exception):
     """The stack could not be started, changed or stopped. The first line says what to do; log lines may follow."""
+
+
+class PortTakenError(StackError):
+    """A port that was free a moment ago was somebody's when it was bound."""
 
 
 @dataclass(frozen=True)
@@ -113,18 +122,29 @@ def start_stack(
 
     `engine` is a kind or None for the first one found; `port_base` 0 takes free ports; `lab` is extra environment;
     `partitions` defaults to `TURNKEEPER_PARTITIONS` or 16; `say` gets a line at each step. The stack outlives the
-    caller. Raises StackError, with nothing left running, saying what failed and the last lines of its log.
+    caller. Raises StackError, with nothing left running, saying what failed and the last lines of its log; what can be
+    seen to be wrong before anything starts is told all at once, and then nothing is made.
     """
+    config = config.resolve()
+    with _as_stack_error():
+        application = load_checked(config, engine, lab or {})
     state = processes.private_folder(state).resolve()
     with _locked(state), _as_stack_error():
         _refuse_second(state)
         _stop(state, silent)  # what a crash left behind
-        try:
-            return _start(state, engine, port_base, config.resolve(), replicas, lab or {}, partitions, say)
-        except BaseException:
-            say("stack: not started, cleaning up")
-            _stop(state, silent)
-            raise
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return _start(state, engine, port_base, config, application, replicas, lab or {}, partitions, say)
+            except PortTakenError:
+                _stop(state, silent)
+                if port_base != 0 or attempt == _ATTEMPTS:
+                    raise
+                say("stack: a port was taken meanwhile, trying others")
+            except BaseException:
+                say("stack: not started, cleaning up")
+                _stop(state, silent)
+                raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 def stop_stack(state: Path, *, say: Say = silent) -> None:
@@ -262,12 +282,12 @@ def _start(
     kind: str | None,
     port_base: int,
     config: Path,
+    application: Application,
     replicas: int | Mapping[str, int],
     lab: Lab,
     partitions: int | None,
     say: Say,
 ) -> Stack:
-    application = load_application(config)
     count = _partitions(partitions)
     ports = plan_ports(port_base, replica_counts(replicas))
     made = load_secrets(state, application)
@@ -281,6 +301,19 @@ def _start(
     _write(stack)
     say(f"stack: ready in {state}")
     return stack
+
+
+def load_checked(config: Path, engine: str | None, lab: Lab) -> Application:
+    """The application, once everything is looked at that would end a service at its start and can be seen before.
+
+    Raises PlanError with every fault, ApplicationError for a file that cannot be read or is wrong.
+    """
+    if engine is not None and engine not in engines.KINDS:
+        raise PlanError(f"unknown engine {engine!r}: one of {', '.join(engines.KINDS)}")
+    application = load_application(config)
+    if faults := application_faults(config, application, lab):
+        raise ApplicationError(str(config), faults)
+    return application
 
 
 def _spawn_again(state: Path, name: str) -> None:
@@ -322,26 +355,35 @@ def _run_apart(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _await_ready(records: Sequence[Record], say: Say) -> None:
-    """Wait until each says that it is ready. Raises StackError for the first that ended or did not in time."""
+    """Wait until each says that it is ready. Raises StackError for all that ended, or that did not in time."""
     deadline = time.monotonic() + _READY_SECONDS
-    waiting = list(records)
-    while waiting:
-        for record in list(waiting):
+    waiting = {record.name: (record, "") for record in records}
+    ended: list[Record] = []
+    while waiting and time.monotonic() <= deadline:
+        for record, _ in list(waiting.values()):
             fault = _ready_fault(record)
             if fault is None:
                 say(f"{record.name}: ready at {record.url} (pid {record.pid})")
-                waiting.remove(record)
+                del waiting[record.name]
             elif not processes.is_running(record):
-                raise _failed(record, "ended at its start")
-            elif time.monotonic() > deadline:
-                raise _failed(record, f"is not ready after {_READY_SECONDS:.0f} s: {fault}")
+                ended.append(record)
+                deadline = min(deadline, time.monotonic() + _LAST_WORDS_SECONDS)
+                del waiting[record.name]
+            else:
+                waiting[record.name] = (record, fault)
         if waiting:
             time.sleep(_POLL_SECONDS)
+    if ended:
+        raise _failed([(record, "ended at its start") for record in ended])
+    if waiting:
+        late = f"is not ready after {_READY_SECONDS:.0f} s"
+        raise _failed([(record, f"{late}: {fault}") for record, fault in waiting.values()])
 
 
-def _failed(record: Record, what: str) -> StackError:
-    lines = processes.last_lines(Path(record.log))
-    return StackError(f"{record.name} {what}; the last lines of {record.log}:\n{lines}")
+def _failed(wrong: Sequence[tuple[Record, str]]) -> StackError:
+    texts = [f"{one.name} {what}; its log {one.log} says:\n{processes.last_lines(one)}" for one, what in wrong]
+    taken = any(_PORT_TAKEN in processes.logged(one).lower() for one, _ in wrong)
+    return (PortTakenError if taken else StackError)("\n".join(texts))
 
 
 def _ready_fault(record: Record) -> str | None:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import secrets
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -29,6 +30,21 @@ _OURS = (
     "TURNKEEPER_SANDBOX_URL",
 )
 _PASSWORDS = ("TURNKEEPER_REDIS_PASSWORD", "TURNKEEPER_AMQP_PASSWORD")
+
+
+_IMPORT_SECONDS = 20.0
+_FOUND = "faults found: "
+_IMPORT = f"""
+import importlib, json, sys
+found = []
+for tool, reference in json.loads(sys.argv[1]).items():
+    module, _, name = reference.partition(":")
+    try:
+        getattr(importlib.import_module(module), name)
+    except Exception as error:
+        found.append(f"tools.{{tool}}.connector.python: cannot load {{reference}}: {{error}}")
+print("{_FOUND}" + json.dumps(found))
+"""
 
 
 class PlanError(Exception):
@@ -59,6 +75,32 @@ class Planned:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     url: str
+
+
+def application_faults(config: Path, application: Application, lab: Lab) -> list[str]:
+    """What the services would not start with though the file itself is well: each as `path: what is wrong`."""
+    rules = config.parent / application.planner.scripted.rules
+    faults = [] if rules.is_file() else [f"planner.scripted.rules: there is no file {rules}"]
+    functions = {
+        name: tool.connector.python.function
+        for name, tool in application.tools.items()
+        if tool.connector.python is not None
+    }
+    return faults + (_import_faults(functions, lab) if functions else [])
+
+
+def _import_faults(functions: Mapping[str, str], lab: Lab) -> list[str]:
+    """Try the tools' functions in a process like that of the service, since importing is running somebody's code."""
+    env = {**os.environ, **_lab_of(lab, "tools", "tools-0")}
+    command = [sys.executable, "-P", "-c", _IMPORT, json.dumps(dict(functions))]
+    try:
+        tried = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False)
+        found: list[str] = json.loads(tried.stdout.rpartition(_FOUND)[2])
+    except subprocess.TimeoutExpired:
+        return [f"tools: importing their functions took more than {_IMPORT_SECONDS:.0f} s"]
+    except ValueError:
+        return [f"tools: importing their functions ended the process: {tried.stderr.strip()[-200:]}"]
+    return found
 
 
 def load_secrets(state: Path, application: Application) -> Secrets:

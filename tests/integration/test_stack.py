@@ -40,6 +40,13 @@ import http.server, json, os, sys
 if os.environ.get("FAIL"):
     print("the reason why", file=sys.stderr)
     sys.exit(3)
+if path := os.environ.get("PORT_TAKEN_ONCE"):
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        pass
+    else:
+        sys.exit("OSError: [Errno 98] Address already in use")
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         ready = self.path != "/readyz" or not os.environ.get("NEVER_READY")
@@ -213,6 +220,20 @@ def test_a_service_that_fails_at_its_start_is_told_with_its_last_lines_and_nothi
         stack.read_stack(tmp_path / "state")
 
 
+def test_all_that_fail_at_their_start_are_told(start: Starter) -> None:
+    with pytest.raises(StackError, match=r"(?s)ended at its start.*ended at its start") as raised:
+        start(lab={"consent": {"FAIL": "1"}, "tools": {"FAIL": "1"}})
+    assert "consent-0 ended" in str(raised.value)
+    assert "tools-0 ended" in str(raised.value)
+
+
+def test_a_port_that_was_taken_meanwhile_is_replaced_by_another(start: Starter, tmp_path: Path) -> None:
+    said: list[str] = []
+    running = start(lab={"session": {"PORT_TAKEN_ONCE": str(tmp_path / "taken")}}, say=said.append)
+    assert [line for line in said if "trying others" in line]
+    assert _get(running.url("session"), "/readyz")[0] == 200
+
+
 def test_a_service_that_does_not_become_ready_is_told_with_what_it_says(
     start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +248,22 @@ def test_a_wrong_application_file_starts_nothing_and_lists_every_fault(start: St
         start()
     assert "sources.a.verify" in str(raised.value)
     assert "shoes" in str(raised.value)
+
+
+def test_what_the_services_would_stumble_over_is_told_before_anything_is_made(
+    application: Path, tmp_path: Path
+) -> None:
+    tool = "{connector: {python: {function: 'no_such_module:book'}}, args: {type: object}}"
+    application.write_text(APPLICATION.replace("tools: {}", f"tools: {{book: {tool}}}"))
+    (tmp_path / "rules.yaml").unlink()
+    with pytest.raises(StackError) as raised:
+        stack.start_stack(tmp_path / "state", config=application)
+    assert "planner.scripted.rules: there is no file" in str(raised.value)
+    assert "tools.book.connector.python: cannot load no_such_module:book" in str(raised.value)
+    for options, words in (({"engine": "bogus"}, "unknown engine 'bogus'"), ({"config": tmp_path / "no"}, "No such")):
+        with pytest.raises(StackError, match=words):
+            stack.start_stack(tmp_path / "state", **{"config": application, **options})  # type: ignore[arg-type]
+    assert not (tmp_path / "state").exists()
 
 
 def test_a_taken_port_is_named_before_anything_starts(application: Path, tmp_path: Path) -> None:

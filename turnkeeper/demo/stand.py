@@ -16,11 +16,9 @@ from turnkeeper.demo.leavings import remove
 from turnkeeper.demo.scenario import Settings, laid_over
 from turnkeeper.engines.base import Say
 from turnkeeper.engines.external import NAMESPACE
-from turnkeeper.stack import Stack, StackError, interruptible, start_stack, stop_stack
+from turnkeeper.stack import Stack, interruptible, start_stack, stop_stack
 from turnkeeper.target import DINNER
 
-_ATTEMPTS = 3
-_PORT_TAKEN = "address already in use"
 PARTITIONS = 4
 """Each costs a quorum queue, and so a moment at the start; one session needs no more."""
 
@@ -38,7 +36,7 @@ def throw_away(settings: Settings, *, engine: str | None = None, say: Say) -> It
     with _interruptible():
         try:
             with _own_namespace():
-                stack = _started(state, engine, config, settings, say)
+                stack = _start(state, engine, config, settings, say)
             yield stack
         except Exception:
             kept = (state / "logs").is_dir()
@@ -50,18 +48,6 @@ def throw_away(settings: Settings, *, engine: str | None = None, say: Say) -> It
                     remove(stack.redis_url, stack.amqp_url, Topology(stack.namespace, stack.partitions))
             finally:
                 _clear(folder, state, kept, say)
-
-
-def _started(state: Path, engine: str | None, config: Path, settings: Settings, say: Say) -> Stack:
-    """Start on free ports. One that was free a moment ago may be somebody's when it is bound: then on others."""
-    for _ in range(_ATTEMPTS - 1):
-        try:
-            return _start(state, engine, config, settings, say)
-        except StackError as error:
-            if _PORT_TAKEN not in str(error).lower():
-                raise
-            say("demo: a port was taken meanwhile, trying others")
-    return _start(state, engine, config, settings, say)
 
 
 def _start(state: Path, engine: str | None, config: Path, settings: Settings, say: Say) -> Stack:

@@ -228,7 +228,7 @@ def _await(state: Path, server: Server, settings: Settings, say: Say) -> None:
         say(f"engine: {server} serves at {probe.place(record.url)} (pid {record.pid})")
         return
     what = fault if processes.is_running(record) else f"{server} ended at its start"
-    raise EngineError(f"engine local: {what}; its last log lines:\n{processes.last_lines(Path(record.log))}")
+    raise EngineError(f"engine local: {what}; its last log lines:\n{processes.last_lines(record)}")
 
 
 def _redis(state: Path, programs: Programs, settings: Settings) -> tuple[list[str], Mapping[str, str]]:
