@@ -8,7 +8,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from libs.contracts.canonical import JSON
-from libs.runtime.strict_json import Malformed, parse
+from libs.contracts.strict_json import Malformed, parse
 
 
 class _StrictRequest(Request):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.runtime.strict_json import MAX_DEPTH, Malformed, parse
+from libs.contracts.strict_json import MAX_DEPTH, Malformed, parse
 
 
 @pytest.mark.parametrize(
