@@ -41,13 +41,15 @@ def join(members: Iterable[bytes]) -> bytes:
 
 
 def split(raw: bytes) -> list[Any]:
-    """The members of a bundle, not yet validated. Raises ContractError if it is no JSON array."""
+    """The members of a bundle, not yet validated. Raises ContractError if it is no JSON array, or one of too many."""
     try:
         members = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise ContractError(f"a bundle that is not JSON: {error}") from error
     if not isinstance(members, list):
         raise ContractError("a bundle that is not a JSON array")
+    if len(members) > MAX_BUNDLE_MEMBERS:
+        raise ContractError(f"a bundle of {len(members)} members, where {MAX_BUNDLE_MEMBERS} are the most")
     return members
 
 
@@ -59,6 +61,8 @@ def decode(member: Any) -> tuple[Envelope, Message]:
         if message is None:
             raise ContractError(f"unknown wire type {envelope.type[:80]!r}")
         return envelope, message.model_validate(envelope.body)
+    except RecursionError as error:
+        raise ContractError("nested too deeply") from error
     except ValidationError as error:
         fault = error.errors(include_input=False, include_url=False)[0]
         path = ".".join(str(part) for part in fault["loc"])

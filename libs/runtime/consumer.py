@@ -1,6 +1,8 @@
 """Receive → decode → bind log context → handle → settle → one log line, one metric. The same for every service."""
 
 import asyncio
+import base64
+import hashlib
 import random
 import time
 from collections import deque
@@ -31,6 +33,9 @@ log = structlog.get_logger(__name__)
 MAX_ATTEMPTS = 5
 MOST_PAUSE_SECONDS = 2.0
 ATTEMPTS_TTL_MS = 86_400_000
+MAX_DEAD_BYTES = 256 * 1024
+"""A larger dead letter carries the beginning of its message only: the broker may refuse it (max_message_size)."""
+MAX_RAW_BYTES = 64 * 1024
 _COUNT = load_script("libs.runtime", "count_attempt")
 _BURY = load_script("libs.runtime", "bury_message")
 
@@ -71,8 +76,12 @@ class _Member:
     """One message of a bundle, on its way through its lane."""
 
     raw: Any
+    place: int
+    """Which one of its bundle it is, from 0."""
     delivery: Delivery
     bundle: "_Bundle"
+    fault: ContractError | None = None
+    """Why the delivery could not be unpacked; then it is all one member."""
     counted: bool = False
 
 
@@ -125,16 +134,17 @@ class Consumer:
 
     def start(self, delivery: Delivery) -> None:
         """Take a delivery: unpack it and put each member into the lane of its session."""
+        fault = None
         try:
             members = split(delivery.body) if delivery.content_type == BUNDLE_TYPE else [_alone(delivery.body)]
-        except ContractError:
-            members = [delivery.body]
+        except ContractError as error:
+            members, fault = [delivery.body], error
         bundle = _Bundle(delivery, len(members) or 1)
         if not members:
             bundle.one_done()
-        for raw in members:
+        for place, raw in enumerate(members):
             lane = raw["session"] if isinstance(raw, dict) and isinstance(raw.get("session"), str) else ""
-            self._enqueue(lane, _Member(raw, delivery, bundle))
+            self._enqueue(lane, _Member(raw, place, delivery, bundle, fault))
 
     def _enqueue(self, lane: str, member: _Member) -> None:
         waiting = self._lanes.get(lane)
@@ -208,6 +218,8 @@ class Consumer:
     async def _attempt(self, member: _Member) -> tuple[Outcome | BaseException, Envelope | None]:
         envelope = None
         try:
+            if member.fault is not None:
+                raise member.fault
             envelope, message = decode(member.raw)
             handler = self._handlers.get(envelope.type)
             if handler is None:
@@ -288,25 +300,41 @@ class Consumer:
             log.exception("dead.not_recorded", type=envelope.type)
 
     def _dead_copy(self, member: _Member, envelope: Envelope | None, why: str, detail: str) -> Outgoing:
-        raw = member.raw if isinstance(member.raw, dict) else {"unreadable": _printable(member.raw)}
-        if envelope is None:
-            id = derive_id("dead", self._service, repr(member.raw))
-            envelope = Envelope(id=id, type="unreadable", session="", body=raw, at=self._clock.now_ms())
-        id = derive_id("dead", self._service, envelope.id)
+        """The member as a dead letter. It never fails: a member that cannot be buried would hold its queue for good."""
+        message = member.raw if isinstance(member.raw, dict) else {"unreadable": _printable(member.raw)}
+        try:
+            copy = self._dead_letter(member, envelope, why, detail, message)
+            if len(copy.body) <= MAX_DEAD_BYTES:
+                return copy
+        except Exception as error:  # nested deeper than what the encoder takes, or whatever else
+            log.warning("dead.not_encodable", error=type(error).__name__, routing_key=member.delivery.routing_key)
+        raw = member.delivery.body
+        message = {
+            "raw_base64": base64.b64encode(raw[:MAX_RAW_BYTES]).decode(),
+            "cut": len(raw) > MAX_RAW_BYTES,
+            "place": member.place,
+        }
+        return self._dead_letter(member, envelope, why, detail, message)
+
+    def _dead_letter(
+        self, member: _Member, envelope: Envelope | None, why: str, detail: str, message: dict[str, Any]
+    ) -> Outgoing:
+        cause = envelope.id if envelope else derive_id("dead", self._service, _fingerprint(member))
+        id = derive_id("dead", self._service, cause)
         wrapped = Envelope(
             id=id,
             type="dead.letter.v1",
-            session=envelope.session,
-            cause=envelope.id,
-            correlation=envelope.correlation,
+            session=envelope.session if envelope else "",
+            cause=cause,
+            correlation=envelope.correlation if envelope else "",
             at=self._clock.now_ms(),
             body={
                 "service": self._service,
                 "reason": why,
-                "detail": detail[:500],
+                "detail": detail[:500].encode("utf-8", "backslashreplace").decode(),
                 "exchange": self._origin_exchange(),
                 "routing_key": member.delivery.routing_key,
-                "message": raw,
+                "message": message,
             },
         )
         return Outgoing(id, self._topology.dead, "", encode(wrapped))
@@ -373,5 +401,16 @@ def _alone(body: bytes) -> Any:
     return members[0] if len(members) == 1 else body
 
 
+def _fingerprint(member: _Member) -> str:
+    """The same for the same member whenever it is delivered, however it is made."""
+    try:
+        return repr(member.raw)
+    except RecursionError:
+        return f"{hashlib.sha256(member.delivery.body).hexdigest()} {member.place}"
+
+
 def _printable(raw: Any) -> str:
-    return raw.decode("utf-8", "replace")[:4096] if isinstance(raw, bytes) else str(raw)[:4096]
+    try:
+        return raw.decode("utf-8", "replace")[:4096] if isinstance(raw, bytes) else str(raw)[:4096]
+    except RecursionError:
+        return "nested too deeply"
