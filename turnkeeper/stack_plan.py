@@ -37,6 +37,7 @@ _FOUND = "faults found: "
 _IMPORT = f"""
 import importlib, json, sys
 found = []
+sys.path.append(sys.argv[2])
 for tool, reference in json.loads(sys.argv[1]).items():
     module, _, name = reference.partition(":")
     try:
@@ -86,13 +87,13 @@ def application_faults(config: Path, application: Application, lab: Lab) -> list
         for name, tool in application.tools.items()
         if tool.connector.python is not None
     }
-    return faults + (_import_faults(functions, lab) if functions else [])
+    return faults + (_import_faults(functions, config.parent, lab) if functions else [])
 
 
-def _import_faults(functions: Mapping[str, str], lab: Lab) -> list[str]:
+def _import_faults(functions: Mapping[str, str], folder: Path, lab: Lab) -> list[str]:
     """Try the tools' functions in a process like that of the service, since importing is running somebody's code."""
     env = {**os.environ, **_lab_of(lab, "tools", "tools-0")}
-    command = [sys.executable, "-P", "-c", _IMPORT, json.dumps(dict(functions))]
+    command = [sys.executable, "-P", "-c", _IMPORT, json.dumps(dict(functions)), str(folder)]
     try:
         tried = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False)
         found: list[str] = json.loads(tried.stdout.rpartition(_FOUND)[2])

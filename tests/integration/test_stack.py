@@ -253,13 +253,18 @@ def test_a_wrong_application_file_starts_nothing_and_lists_every_fault(start: St
 def test_what_the_services_would_stumble_over_is_told_before_anything_is_made(
     application: Path, tmp_path: Path
 ) -> None:
-    tool = "{connector: {python: {function: 'no_such_module:book'}}, args: {type: object}}"
-    application.write_text(APPLICATION.replace("tools: {}", f"tools: {{book: {tool}}}"))
+    (tmp_path / "beside.py").write_text("def book(): ...\n")
+    tools = ", ".join(
+        f"{name}: {{connector: {{python: {{function: '{module}:book'}}}}, args: {{type: object}}}}"
+        for name, module in (("book", "no_such_module"), ("good", "beside"))
+    )
+    application.write_text(APPLICATION.replace("tools: {}", f"tools: {{{tools}}}"))
     (tmp_path / "rules.yaml").unlink()
     with pytest.raises(StackError) as raised:
         stack.start_stack(tmp_path / "state", config=application)
     assert "planner.scripted.rules: there is no file" in str(raised.value)
     assert "tools.book.connector.python: cannot load no_such_module:book" in str(raised.value)
+    assert "tools.good" not in str(raised.value)
     for options, words in (({"engine": "bogus"}, "unknown engine 'bogus'"), ({"config": tmp_path / "no"}, "No such")):
         with pytest.raises(StackError, match=words):
             stack.start_stack(tmp_path / "state", **{"config": application, **options})  # type: ignore[arg-type]

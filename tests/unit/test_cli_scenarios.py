@@ -120,3 +120,8 @@ def test_samples_of_replicas_add_up_and_labels_may_stand_in_any_order() -> None:
     assert samples.grown(now, {}, 'x_total{b="2", a="1"}') == 6
     assert samples.grown(now, {'x_total{a="1",b="2"}': 5.0}, 'x_total{a="1",b="2"}') == 1
     assert samples.grown(now, {}, "never_seen") == 0
+
+
+def test_a_gauge_of_several_replicas_is_what_each_of_them_tells() -> None:
+    head = "# TYPE turnkeeper_consent_pending gauge\nturnkeeper_consent_pending "
+    assert samples.read([head + "1.0\n", head + "2.0\n"]) == {"turnkeeper_consent_pending": 2.0}

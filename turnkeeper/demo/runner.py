@@ -34,6 +34,8 @@ SESSION = "dinner"
 POLL_SECONDS = 0.05
 PROGRESS_SECONDS = 3.0
 _REGISTERED = 'turnkeeper_messages_total{outcome="handled",service="ingress",type="ingress.register_subject.v1"}'
+_PENDING = "turnkeeper_consent_pending"
+_CURRENT_SECONDS = 10.0
 _PLACE = re.compile(r"\$([A-Z])(\d+)\b")
 
 
@@ -100,7 +102,7 @@ class Runner:
         """Do all steps, and look at what came out. Raises DemoError where a condition does not come true in time."""
         for step in self._scenario.steps:
             self._step(step)
-        now = self._scrape()
+        now = self._current()
         lines = self._timeline()
         came = Expected(
             timeline=tuple(f"{line.seq} {line.kind} {line.text}".rstrip() for line in lines),
@@ -390,6 +392,25 @@ class Runner:
 
     def _scrape(self) -> dict[str, float]:
         return samples.read(self._client.metrics(service) for service in SERVICES)
+
+    def _current(self) -> dict[str, float]:
+        """The metrics, once the gauge of open questions, which is measured now and then, tells what is so.
+
+        After ten seconds the difference is told and left as it is: others may use the same deployment meanwhile.
+        """
+        deadline = time.monotonic() + _CURRENT_SECONDS
+        while True:
+            now, wanted = self._scrape(), self._open_questions()
+            if now.get(_PENDING, 0.0) == wanted:
+                return now
+            if time.monotonic() > deadline:
+                self._audience.waiting(f"{_PENDING} is {now.get(_PENDING, 0.0):g}, and {wanted} questions are open")
+                return now
+            time.sleep(POLL_SECONDS)
+
+    def _open_questions(self) -> int:
+        actions = (one for session in self._client.sessions() for one in self._client.actions(session))
+        return sum(one["state"] == "pending" for one in actions)
 
     def _real(self, value: Any) -> Any:
         """Data with `$R1` as the id that the world gave to the scenario's first record, `$session` as its session."""

@@ -1,6 +1,5 @@
-"""Samples of Prometheus metrics: read, added over replicas, and picked by a selector as people write them."""
+"""Samples of Prometheus metrics: read, put together over replicas, and picked by a selector as people write them."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -10,13 +9,19 @@ Samples = Mapping[str, float]
 
 
 def read(texts: Iterable[str]) -> dict[str, float]:
-    """The samples of several scrapes, added up."""
-    added: dict[str, float] = defaultdict(float)
+    """The samples of several scrapes: counts added up, of a gauge the highest, since each replica reports the same
+    thing of the whole store."""
+    together: dict[str, float] = {}
     for text in texts:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                added[name_of(sample.name, sample.labels)] += sample.value
-    return dict(added)
+                name = name_of(sample.name, sample.labels)
+                before = together.get(name)
+                if before is None:
+                    together[name] = sample.value
+                else:
+                    together[name] = max(before, sample.value) if family.type == "gauge" else before + sample.value
+    return together
 
 
 def name_of(name: str, labels: Mapping[str, str]) -> str:
