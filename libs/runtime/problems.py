@@ -52,13 +52,16 @@ async def _http(_: Request, error: Exception) -> Response:
     return Problem(error.status_code, "http", error.detail or "Error", headers=error.headers).response()
 
 
-async def _away(_: Request, error: Exception) -> Response:
+async def _away(request: Request, error: Exception) -> Response:
     seconds = getattr(error, "retry_after", None) or 1
+    # The store may have taken a write whose answer alone was lost.
+    asked = request.method in ("GET", "HEAD")
+    again = "Try again." if asked else "It may have been accepted; send it again with the same id."
     return Problem(
         503,
         "store-away",
         "The store is away",
-        "Nothing was accepted; send it again.",
+        again,
         {"Retry-After": str(max(1, round(seconds)))},
     ).response()
 

@@ -12,7 +12,18 @@ import structlog
 from libs.contracts.errors import StoreAway
 from services.ingress.domain import Event, Misfit
 from services.ingress.inbox import Inbox
-from services.ingress.ports import Accepted, Appended, Clock, Duplicate, EventStore, Held, Other, Pending, Refused
+from services.ingress.ports import (
+    Accepted,
+    Appended,
+    Clock,
+    Duplicate,
+    EventStore,
+    Held,
+    HeldFull,
+    Other,
+    Pending,
+    Refused,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -33,7 +44,8 @@ class Answer:
 class Placed:
     """Where an admitted event went."""
 
-    where: Literal["inbox", "held", "expired", "nowhere"]
+    where: Literal["inbox", "held", "expired", "nowhere", "full"]
+    """`full`: as many wait as may. It stays admitted, where the relay finds it again until its deadline."""
     number: int = 0
 
 
@@ -69,12 +81,16 @@ class Admissions:
         self._done = done
         self._owners = Known()
         self._subjects = Known()
+        self._present = Known()
 
     async def admit(self, event: Event, token: str, body: bytes) -> Answer:
         """Let an event in, once. `token` names this attempt, also when it is tried again after a lost reply.
 
-        Raises StoreAway: what became of it is unknown, and the sender or the broker will deliver it again.
+        Raises StoreAway: what became of it is unknown, and the sender or the broker will deliver it again. Raises
+        HeldFull: too many wait for the same, and nothing was written.
         """
+        if event.hold_ms and not await self._has_room(event):
+            raise HeldFull
         if event.hold_ms == 0 and not await self._has_session(event):
             return Answer("unrouted", event.id)
         admission = await self._store.admit(event, token, self._clock.now_ms())
@@ -100,7 +116,8 @@ class Admissions:
         match placed.where:
             case "inbox":
                 return Answer("accepted", event.id)
-            case "held" | "expired":
+            case "held" | "expired" | "full":
+                # Full although there was room: others were faster. It is stored, and the relay holds it or ends it.
                 return Answer("held", event.id)
             case _:
                 return Answer("unrouted", event.id)
@@ -121,8 +138,14 @@ class Admissions:
     async def place(self, event: Event) -> Placed:
         """Bring an admitted event to its session, or hold it. Repeating changes nothing. Raises StoreAway."""
         placed = await self._by_subject(event) if event.route_subject else await self.into_session(event, event.session)
-        self._done(event.id)
+        if placed.where != "full":
+            self._done(event.id)
         return placed
+
+    async def expire(self, event: Event) -> None:
+        """End an admitted event that found no room until its deadline. Raises StoreAway."""
+        await self._store.write_outcome(event, "held_expired")
+        self._done(event.id)
 
     async def _by_subject(self, event: Event) -> Placed:
         session = self._subjects.get(event.route_subject)
@@ -130,6 +153,8 @@ class Admissions:
             found = await self._store.route_or_hold(event)
             if isinstance(found, Held):
                 return Placed("expired" if found.expired else "held")
+            if found is Refused.FULL:
+                return Placed("full")
             if isinstance(found, Refused):
                 return await self._nowhere(event)
             # Nothing is held for it any more, and nothing will be: so the next need not ask.
@@ -142,12 +167,17 @@ class Admissions:
         while True:
             placed = await self._inbox.append(event, session)
             if isinstance(placed, Appended):
+                if placed.new:
+                    self._present.put(session, "1")
                 return Placed("inbox" if placed.number else "expired", placed.number)
             if placed is Refused.ABSENT:
                 self._owners.drop(session)
+                self._present.drop(session)
                 if event.hold_ms == 0:
                     return await self._nowhere(event)
             held = await self._store.hold_for_session(event, session)
+            if isinstance(held, Refused):
+                return Placed("full")
             if held is not None:
                 return Placed("expired" if held.expired else "held")
 
@@ -155,6 +185,13 @@ class Admissions:
         """It was let in for a session that is gone, and its source does not hold: told, not lost."""
         await self._store.write_outcome(event, "rejected")
         return Placed("nowhere")
+
+    async def _has_room(self, event: Event) -> bool:
+        """Whether it may be held, should it have to be. Nothing is asked for a session that took an event before."""
+        session = self._subjects.get(event.route_subject) or "" if event.route_subject else event.session
+        if session and self._present.get(session):
+            return True
+        return await self._store.has_room(event, session, self._clock.now_ms())
 
     async def _has_session(self, event: Event) -> bool:
         """Whether an event whose source does not hold has somewhere to go. Nothing is written (422)."""

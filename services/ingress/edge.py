@@ -4,6 +4,7 @@ An event passes in this order: size → source known → content encoding → si
 parse → route → admit → append → answer. Nothing is parsed, and nothing is written, before the signature is valid.
 """
 
+import asyncio
 import itertools
 import math
 import time
@@ -25,13 +26,15 @@ from libs.runtime.problems import Problem
 from services.ingress.admission import Admissions, Answer
 from services.ingress.deliveries import Configured, Deliveries, Sources
 from services.ingress.domain import Event, Misfit, claims_of, interpret, user_input
-from services.ingress.ports import Clock
+from services.ingress.ports import Clock, HeldFull
 from services.ingress.rates import Rates
 from services.ingress.schemes import Headers, Refusal, Verified, check, header_pairs
 from services.ingress.strict_json import Malformed, parse
 
 RETRY_WITHIN_SECONDS = 0.5
 """A store that fails this fast may only have lost one connection: the same attempt is tried once more."""
+HELD_RETRY_SECONDS = 30
+"""When there may be room again for a subject or session with as many waiting events as may be."""
 DISCARDED = 4
 """A body of up to so many times the bound is read and thrown away: a sender whose connection is closed while it sends
 never sees the answer."""
@@ -52,6 +55,7 @@ class Edge:
         clock: Clock,
         *,
         max_body: int,
+        body_seconds: float,
         incarnation: str,
     ) -> None:
         self._sources = sources
@@ -62,6 +66,7 @@ class Edge:
         self._rates = rates
         self._clock = clock
         self._max_body = max_body
+        self._body_seconds = body_seconds
         self._tokens = (f"{incarnation}.h{number}" for number in itertools.count())
 
     def routes(self) -> list[Route]:
@@ -75,7 +80,7 @@ class Edge:
     async def post_event(self, request: Request) -> Response:
         """`POST /v1/events/{source}`: a sender's event."""
         started, now = time.perf_counter(), self._clock.now_ms()
-        body = await read_body(request, self._max_body)
+        body = await read_body(request, self._max_body, self._body_seconds)
         configured = self._known(request.path_params["source"])
         refuse_encoding(request)
         name = configured.name
@@ -106,7 +111,7 @@ class Edge:
 
     async def _from_user(self, request: Request, kind: InputKind) -> Response:
         started, now = time.perf_counter(), self._clock.now_ms()
-        body = await read_body(request, self._max_body)
+        body = await read_body(request, self._max_body, self._body_seconds)
         refuse_encoding(request)
         configured, session = self._user_source, request.path_params["session"]
         if configured is None:
@@ -181,6 +186,8 @@ class Edge:
         token = next(self._tokens)
         try:
             answer = await self._admissions.admit(event, token, body)
+        except HeldFull:
+            raise _Refused("throttled", held_full(), "held_full") from None
         except StoreAway as away:
             if time.perf_counter() - started > RETRY_WITHIN_SECONDS or away.retry_after is not None:
                 raise
@@ -246,24 +253,40 @@ def idempotency_key(request: Request) -> str:
     return key
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The raw body. Raises Problem 413 for one longer than `limit` bytes, of which no more than that is kept."""
+async def read_body(request: Request, limit: int, seconds: float) -> bytes:
+    """The raw body. Raises Problem 413 for one longer than `limit` bytes, of which no more than that is kept, and 408
+    for one that is not here within `seconds`: a sender that trickles must not keep a connection for ever."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit * DISCARDED:
         raise too_large(limit)
     chunks, size = [], 0
     try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit * DISCARDED:
-                break
-            if size <= limit:
-                chunks.append(chunk)
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limit * DISCARDED:
+                    break
+                if size <= limit:
+                    chunks.append(chunk)
+    except TimeoutError:
+        detail = f"It was not complete within {seconds:g} seconds."
+        raise Problem(408, "too-slow", "The body is too slow", detail, headers={"Connection": "close"}) from None
     except ClientDisconnect:
         raise Problem(400, "malformed", "The body ended early") from None
     if size > limit:
         raise too_large(limit)
     return b"".join(chunks)
+
+
+def held_full() -> Problem:
+    """As many events wait for one subject or session as may; nothing was written."""
+    return Problem(
+        503,
+        "held-full",
+        "Too many events wait for the same subject or session",
+        "Nothing was accepted; send it again later.",
+        {"Retry-After": str(HELD_RETRY_SECONDS)},
+    )
 
 
 def too_large(limit: int) -> Problem:

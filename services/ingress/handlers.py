@@ -3,6 +3,8 @@
 import base64
 import itertools
 import time
+from collections.abc import Callable
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 import structlog
@@ -23,7 +25,8 @@ from services.ingress.admission import Admissions
 from services.ingress.deliveries import Configured, Deliveries, Sources
 from services.ingress.domain import Event, Misfit, claims_of, interpret, out_of_time
 from services.ingress.metrics import IngressMetrics
-from services.ingress.ports import Clock, Subjects, Taken, Teller
+from services.ingress.ports import Clock, HeldFull, Subjects, Taken, Teller
+from services.ingress.rates import Rates
 from services.ingress.schemes import Refusal, Verified, check, header_pairs
 from services.ingress.strict_json import Malformed, parse
 from services.ingress.sweepers import Releases
@@ -34,11 +37,19 @@ MAX_ATTEMPTS = 5
 """A delivery on which our own code fails so often is given up: kept, it would hold up the whole queue."""
 
 
+UNVERIFIED_KEPT = 1024
+"""So many bytes are kept of a body that nobody vouches for."""
+UNVERIFIED_A_MINUTE = 10
+"""So many dead letters a replica writes for those: anybody who may publish could fill the dead queue."""
+_HEADERS_KEPT, _HEADER_KEPT = 16, 256
+
+
 class Unreadable(Exception):
     """A delivery from nobody we could answer, that can never work: it goes to the dead queue with its reason."""
 
-    def __init__(self, reason: str, detail: str = "") -> None:
+    def __init__(self, reason: str, detail: str = "", *, verified: bool = True) -> None:
         super().__init__(reason)
+        self.verified = verified
         self.reason = reason
         self.detail = detail
 
@@ -54,10 +65,12 @@ class EventsIn:
         teller: Teller,
         topology: Topology,
         clock: Clock,
+        count: Callable[[Literal["dead", "refused"]], None],
         *,
         max_body: int,
         incarnation: str,
     ) -> None:
+        """`count` counts a dead letter, or a delivery that is refused without one."""
         self._sources = sources
         self._admissions = admissions
         self._deliveries = deliveries
@@ -65,6 +78,9 @@ class EventsIn:
         self._topology = topology
         self._clock = clock
         self._max_body = max_body
+        self._count = count
+        self._unverified = Rates(UNVERIFIED_A_MINUTE / 60, UNVERIFIED_A_MINUTE, clock)
+        self._not_kept = 0
         self._names = (f"{incarnation}.a{number}" for number in itertools.count())
         self._tokens: WeakKeyDictionary[Delivery, str] = WeakKeyDictionary()
         self._attempts: WeakKeyDictionary[Delivery, int] = WeakKeyDictionary()
@@ -76,16 +92,29 @@ class EventsIn:
         configured = self._sources.get(name)
         try:
             if configured is None or configured.verifier is None:
-                raise Unreadable("unknown_source", name[:64])
+                raise Unreadable("unknown_source", name[:64], verified=False)
             await self._attempt(configured, delivery, routed_type, started, now)
         except Unreadable as unreadable:
             if configured is not None and configured.verifier is not None:
                 self._deliveries.settled(
                     name, "rejected_malformed", via="amqp", at=now, started=started, reason=unreadable.reason
                 )
+            if unreadable.verified or self._may_keep():
+                await self._bury(delivery, unreadable, now)
             else:
-                log.warning("delivery.unknown_source", routing_key=delivery.routing_key[:128])
-            await self._bury(delivery, unreadable, now)
+                self._count("refused")
+
+    def _may_keep(self) -> bool:
+        """Whether one more letter is written for what nobody vouches for; told once when that ends and begins."""
+        if self._unverified.wait_seconds("dead"):
+            self._not_kept += 1
+            if self._not_kept == 1:
+                log.warning("dead.not_kept", most_a_minute=UNVERIFIED_A_MINUTE)
+            return False
+        if self._not_kept:
+            log.warning("dead.kept_again", not_kept=self._not_kept)
+            self._not_kept = 0
+        return True
 
     async def _attempt(
         self, configured: Configured, delivery: Delivery, routed_type: str, started: float, now: int
@@ -105,7 +134,7 @@ class EventsIn:
         self, configured: Configured, delivery: Delivery, routed_type: str, started: float, now: int
     ) -> None:
         if len(delivery.body) > self._max_body:
-            raise Unreadable("too_large", f"more than {self._max_body} bytes")
+            raise Unreadable("too_large", f"{len(delivery.body)} bytes, more than {self._max_body}", verified=False)
         headers = header_pairs(delivery.headers)
         assert configured.verifier is not None  # noqa: S101 - on_delivery looked
         verdict = check(
@@ -128,7 +157,11 @@ class EventsIn:
             answer = await self._admissions.quarantine(event, delivery.body)
             event = event.event
         else:
-            answer = await self._admissions.admit(event, token, delivery.body)
+            try:
+                answer = await self._admissions.admit(event, token, delivery.body)
+            except HeldFull:
+                # Kept back, it would keep everything behind it back too: prefix acknowledgements.
+                answer = await self._admissions.quarantine(Misfit("held_full", event), delivery.body)
         self._deliveries.settled(
             configured.name, answer.status, via="amqp", at=now, started=started, event=event, reason=answer.reason
         )
@@ -161,8 +194,17 @@ class EventsIn:
         return Misfit(late, event.event if isinstance(event, Misfit) else event) if late else event
 
     async def _bury(self, delivery: Delivery, unreadable: Unreadable, now: int) -> None:
-        """Commit a copy for the dead queue: with it, an operator can mend the configuration and replay."""
-        body = base64.b64encode(delivery.body[: self._max_body]).decode()
+        """Commit a copy for the dead queue: with it, an operator can mend the configuration and replay.
+
+        Of what nobody vouches for only the beginning is kept, and the copy says that it was cut.
+        """
+        headers = {n.decode("utf-8", "replace"): v.decode("utf-8", "replace")
+                   for n, v in header_pairs(delivery.headers)}  # fmt: skip
+        kept, told = delivery.body, headers
+        if not unreadable.verified:
+            kept = delivery.body[:UNVERIFIED_KEPT]
+            told = {n[:_HEADER_KEPT]: v[:_HEADER_KEPT] for n, v in list(headers.items())[:_HEADERS_KEPT]}
+        body = base64.b64encode(kept).decode()
         id = derive_id("dead", "ingress", delivery.routing_key, body, unreadable.reason)
         letter = Envelope(
             id=id,
@@ -177,13 +219,18 @@ class EventsIn:
                 "routing_key": delivery.routing_key,
                 "message": {
                     "raw_base64": body,
-                    "headers": {n.decode("utf-8", "replace"): v.decode("utf-8", "replace")
-                                for n, v in header_pairs(delivery.headers)},
+                    "headers": told,
                     "content_type": delivery.content_type or "",
+                    "message_id": delivery.message_id or "",
+                    "user_id": delivery.user_id or "",
+                    "size": len(delivery.body),
+                    "cut": len(kept) < len(delivery.body) or told != headers,
                 },
             },
         )  # fmt: skip
         await self._teller.tell("", [Outgoing(id, self._topology.dead, "", encode(letter))], now)
+        self._count("dead")
+        log.warning("delivery.dead", reason=unreadable.reason, routing_key=delivery.routing_key[:128])
 
 
 class RegisterHandler:

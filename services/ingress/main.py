@@ -96,6 +96,7 @@ async def build(rt: Runtime[IngressSettings]) -> None:
         Rates(settings.ingress_events_per_second, settings.ingress_burst, rt.clock),
         rt.clock,
         max_body=settings.ingress_max_body_bytes,
+        body_seconds=settings.ingress_body_seconds,
         incarnation=mine,
     )
     operators = OperatorRoutes(
@@ -106,9 +107,11 @@ async def build(rt: Runtime[IngressSettings]) -> None:
         Operators.parse(settings.operator_tokens.get_secret_value()),
         ring,
         rt.clock,
+        body_seconds=settings.ingress_body_seconds,
     )
     rt.serve(application_of(edge, operators))
 
+    rt.metrics.declare(["event"], ["dead", "refused"])
     events_in = EventsIn(
         sources,
         admissions,
@@ -116,6 +119,7 @@ async def build(rt: Runtime[IngressSettings]) -> None:
         store,
         rt.topology,
         rt.clock,
+        lambda outcome: rt.metrics.messages.labels("ingress", "event", outcome).inc(),
         max_body=settings.ingress_max_body_bytes,
         incarnation=mine,
     )

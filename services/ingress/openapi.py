@@ -128,7 +128,10 @@ DOCUMENT: dict[str, Any] = {
                 "Register a subject by hand and release what waits for it (scope release)",
                 "operator",
                 [],
-                _object(subject=_TEXT, session=_SLUG),
+                {
+                    **_object(subject=_TEXT, session=_SLUG),
+                    "properties": {"subject": _TEXT, "session": _SLUG, "force": {"type": "boolean"}},
+                },
                 _answers(
                     _200="released",
                     _400="malformed",

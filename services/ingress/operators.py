@@ -14,12 +14,13 @@ from libs.runtime.problems import Problem
 from services.ingress.admission import Admissions
 from services.ingress.deliveries import Log, Sources
 from services.ingress.domain import Event, event_identity, released
-from services.ingress.edge import no_session, read_body
-from services.ingress.ports import POINTER, Clock, Office, Taken
+from services.ingress.edge import held_full, no_session, read_body
+from services.ingress.ports import POINTER, Clock, HeldFull, Office, Taken
 from services.ingress.strict_json import Malformed, parse
 from services.ingress.sweepers import Releases
 
 MAX_BODY = 64 * 1024
+MOST_DIGITS = 18
 
 
 class OperatorRoutes:
@@ -34,6 +35,8 @@ class OperatorRoutes:
         operators: Operators,
         ring: Log,
         clock: Clock,
+        *,
+        body_seconds: float,
     ) -> None:
         self._store = store
         self._sources = sources
@@ -42,6 +45,7 @@ class OperatorRoutes:
         self._operators = operators
         self._ring = ring
         self._clock = clock
+        self._body_seconds = body_seconds
 
     def routes(self) -> list[Route]:
         """To be mounted by the composition root."""
@@ -62,7 +66,7 @@ class OperatorRoutes:
     async def put_session(self, request: Request) -> Response:
         """`PUT /v1/sessions/{session}` `{"owner"}`: write the owner, once."""
         self._operator(request, "sessions")
-        session, body = request.path_params["session"], await _object(request)
+        session, body = request.path_params["session"], await self._object(request)
         owner = body.get("owner")
         if not is_slug(session) or not isinstance(owner, str) or not is_slug(owner):
             detail = "A session and its owner are named by 1 to 64 letters, digits, - and _."
@@ -105,14 +109,20 @@ class OperatorRoutes:
         return JSONResponse({"held": sorted(lines, key=lambda line: line["deadline"])})
 
     async def release_held(self, request: Request) -> Response:
-        """`POST /v1/held/release` `{"subject","session"}`: register a subject by hand and release what waits for it."""
+        """`POST /v1/held/release` `{"subject","session","force"?}`: register a subject by hand, release what waits.
+
+        A subject leads to one session for good, so one for which nothing waits is taken for a slip, unless `force`.
+        """
         operator = self._operator(request, "release")
-        body = await _object(request)
+        body = await self._object(request)
         subject, session = body.get("subject"), body.get("session")
         if not isinstance(subject, str) or not is_text_id(subject) or not isinstance(session, str):
             raise Problem(400, "malformed", "Name a subject and the session that it belongs to")
         if not is_slug(session) or await self._admissions.owner(session) is None:
             raise no_session()
+        if body.get("force") is not True and not (await self._store.held(subject))[0]:
+            detail = 'Registering cannot be undone. Say {"force": true} to register it all the same.'
+            raise Problem(404, "nothing-held", "Nothing waits for this subject", detail)
         registered = await self._store.register(subject, session, f"operator:{operator}")
         if isinstance(registered, Taken):
             raise Problem(
@@ -135,7 +145,7 @@ class OperatorRoutes:
     async def release_quarantined(self, request: Request) -> Response:
         """`POST /v1/quarantine/{id}/release` `{"session"?}`: let it in, as an event of its own."""
         self._operator(request, "release")
-        entry, body = await self._entry(request), await _object(request)
+        entry, body = await self._entry(request), await self._object(request)
         session = body.get("session", "")
         event = released(
             Event.unpack(orjson.dumps(entry["held"])), entry["id"], now=self._clock.now_ms(), session=str(session)
@@ -144,7 +154,10 @@ class OperatorRoutes:
             raise Problem(400, "no-session", "Its data names no session: say which one it is for")
         if event.session and (not is_slug(event.session) or await self._admissions.owner(event.session) is None):
             raise no_session()
-        answer = await self._admissions.admit(event, f"release.{entry['id']}", str(entry["body"]).encode())
+        try:
+            answer = await self._admissions.admit(event, f"release.{entry['id']}", str(entry["body"]).encode())
+        except HeldFull:
+            raise held_full() from None
         if answer.status == "unrouted":
             raise no_session()
         await self._store.drop_quarantined(entry["id"])
@@ -154,7 +167,9 @@ class OperatorRoutes:
         """`GET /v1/log?after=N`: the newest deliveries of this replica that did not go the usual way."""
         self._operator(request, "read")
         after = request.query_params.get("after", "0")
-        return JSONResponse({"lines": list(self._ring.lines(int(after) if after.isdecimal() else 0))})
+        if not after.isascii() or not after.isdigit() or len(after) > MOST_DIGITS:
+            raise Problem(400, "bad-number", f"`after` is a whole number of at most {MOST_DIGITS} digits")
+        return JSONResponse({"lines": list(self._ring.lines(int(after)))})
 
     async def _entry(self, request: Request) -> dict[str, Any]:
         entry = await self._store.quarantine_entry(request.path_params["id"])
@@ -162,16 +177,15 @@ class OperatorRoutes:
             raise Problem(404, "unknown-quarantine-entry", "There is no such entry in quarantine")
         return entry
 
-
-async def _object(request: Request) -> dict[str, JSON]:
-    raw = await read_body(request, MAX_BODY)
-    try:
-        value = parse(raw) if raw else {}
-    except Malformed as malformed:
-        raise Problem(400, "malformed", "The body cannot be read", str(malformed)) from None
-    if not isinstance(value, dict):
-        raise Problem(400, "malformed", "The body is not an object")
-    return value
+    async def _object(self, request: Request) -> dict[str, JSON]:
+        raw = await read_body(request, MAX_BODY, self._body_seconds)
+        try:
+            value = parse(raw) if raw else {}
+        except Malformed as malformed:
+            raise Problem(400, "malformed", "The body cannot be read", str(malformed)) from None
+        if not isinstance(value, dict):
+            raise Problem(400, "malformed", "The body is not an object")
+        return value
 
 
 def _held(event: Event, *, subject: str = "", session: str = "") -> dict[str, Any]:

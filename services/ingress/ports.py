@@ -66,6 +66,10 @@ class Waiting:
     next: int
 
 
+class HeldFull(Exception):
+    """As many events wait for one subject or session as may: this one was not let in, and nothing was written."""
+
+
 class Refused(StrEnum):
     """Why it was not placed."""
 
@@ -73,6 +77,8 @@ class Refused(StrEnum):
     """There is no such session."""
     BEHIND = "behind"
     """Earlier events wait for the session and go first."""
+    FULL = "full"
+    """As many wait for the subject or session as may."""
 
 
 Placement = Appended | Waiting | Refused
@@ -142,6 +148,10 @@ class EventStore(Protocol):
         """The session of a subject."""
         ...
 
+    def has_room(self, event: Event, session: str, now: int) -> Awaitable[bool]:
+        """Whether the event may be held for its subject, or for `session` where that is not empty."""
+        ...
+
     def route_or_hold(self, event: Event) -> Awaitable[str | Held | Refused]:
         """The session of the event's subject, or that it is held or may not be."""
         ...
@@ -152,8 +162,8 @@ class EventStore(Protocol):
         """Give the event this number in the session's inbox."""
         ...
 
-    def hold_for_session(self, event: Event, session: str) -> Awaitable[Held | None]:
-        """Hold the event for its session; None when nothing is in its way any more."""
+    def hold_for_session(self, event: Event, session: str) -> Awaitable[Held | Refused | None]:
+        """Hold the event for its session; None when nothing is in its way any more, FULL when too many wait."""
         ...
 
     def write_outcome(self, event: Event, outcome: str) -> Awaitable[None]:
@@ -201,8 +211,8 @@ class Queues(Protocol):
         """How long a session lives without an input."""
         ...
 
-    def admitted_before(self, at: int, limit: int) -> Awaitable[list[Event]]:
-        """Admitted before `at` (ms) and not yet forgotten."""
+    def admitted_before(self, at: int, limit: int, offset: int = 0) -> Awaitable[tuple[list[Event], bool]]:
+        """Admitted before `at` (ms) and not yet forgotten, `limit` a shard; and whether there are more."""
         ...
 
     def owner(self, session: str) -> Awaitable[str | None]:

@@ -17,12 +17,18 @@ class IngressSettings(RuntimeSettings):
 
     seal_keys: SecretStr = Field(description="Seal keys as id:base64 of 32 bytes, by commas; the first one signs")
     ingress_max_body_bytes: int = Field(1024 * 1024, ge=1024, description="Largest body of an event or a message")
+    ingress_body_seconds: float = Field(
+        10.0, gt=0, le=300, description="Longest time that a body may take to arrive over HTTP; then 408"
+    )
     ingress_events_per_second: float = Field(
         0.0, ge=0, description="Deliveries a second that a source may send to one replica over HTTP; 0 for no limit"
     )
     ingress_burst: int = Field(200, ge=1, description="How many may come at once where there is such a limit")
     ingress_held_limit: int = Field(
-        1_000, ge=1, le=10_000, description="Most events that wait for one subject or session; above, 503"
+        1_000,
+        ge=1,
+        le=10_000,
+        description="Most events that wait for one subject or session; more get 503, or quarantine over AMQP",
     )
     ingress_log_lines: int = Field(500, ge=1, description="Refused and dropped deliveries that GET /v1/log shows")
     ingress_prefetch: int = Field(256, ge=1, description="Deliveries that RabbitMQ hands out before an acknowledgement")

@@ -1,9 +1,11 @@
 """Ingress's facts in Redis: every script of its `lua` folder, as a typed call."""
 
 import asyncio
-from typing import Any
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
 
 import orjson
+import structlog
 
 from libs.contracts.errors import StoreAway
 from libs.contracts.ids import shard_of
@@ -32,6 +34,8 @@ from services.ingress.ports import (
     Waiting,
 )
 
+log = structlog.get_logger(__name__)
+
 _PACKAGE = "services.ingress"
 _ADMIT = load_script(_PACKAGE, "admit")
 _APPEND = load_script(_PACKAGE, "append")
@@ -46,6 +50,8 @@ _EXPIRE_WAITING = load_script(_PACKAGE, "expire_waiting")
 _WRITE_OUTCOME = load_script(_PACKAGE, "write_outcome")
 _QUARANTINE = load_script(_PACKAGE, "quarantine")
 _TELL = load_script(_PACKAGE, "tell")
+
+T = TypeVar("T")
 
 QUARANTINE_PER_ID = 10
 QUARANTINE_PER_SHARD = 1_000
@@ -102,21 +108,34 @@ class IngressStore:
             commands.append(self._store.command("ZREM", index, *members))
         await asyncio.gather(*commands)
 
-    async def admitted_before(self, at: int, limit: int) -> list[Event]:
-        """Events that were admitted before `at` and not yet forgotten."""
-        found = await asyncio.gather(*(self._admitted_in(n, at, limit) for n in range(self._keys.partitions)))
-        return [event for events in found for event in events]
+    async def admitted_before(self, at: int, limit: int, offset: int = 0) -> tuple[list[Event], bool]:
+        """Events that were admitted before `at` and not yet forgotten, `limit` a shard, after the first `offset` of
+        each; and whether there are more."""
+        pages = await self._each_shard("admitted", [self._admitted_in(n, at, limit, offset) for n in self._all()])
+        return [event for events, _ in pages for event in events], any(more for _, more in pages)
 
-    async def _admitted_in(self, shard: int, at: int, limit: int) -> list[Event]:
+    async def _each_shard(self, what: str, reads: Sequence[Awaitable[T]]) -> list[T]:
+        """What could be read: one shard that cannot be must not stop the others. Raises StoreAway."""
+        found = await asyncio.gather(*reads, return_exceptions=True)
+        faults = [value for value in found if isinstance(value, BaseException)]
+        for fault in faults:
+            if isinstance(fault, StoreAway) or not isinstance(fault, Exception):
+                raise fault
+        if faults:
+            log.error("shard.unreadable", what=what, count=len(faults), exc_info=faults[0])
+        return [value for value in found if not isinstance(value, BaseException)]
+
+    async def _admitted_in(self, shard: int, at: int, limit: int, offset: int) -> tuple[list[Event], bool]:
         index = self._keys.in_shard("admitted", shard)
-        ids = await self._store.command("ZRANGEBYSCORE", index, "-inf", at, "LIMIT", 0, limit)
+        ids = await self._store.command("ZRANGEBYSCORE", index, "-inf", at, "LIMIT", offset, limit)
         bodies = await asyncio.gather(
             *(self._store.command("GET", self._keys.of_event("event", id.decode(), id.decode())) for id in ids)
         )
         gone = [id for id, body in zip(ids, bodies, strict=True) if body is None]
         if gone:
             await self._store.command("ZREM", index, *gone)
-        return [Event.unpack(body.partition(b" ")[2]) for body in bodies if body is not None]
+        events = [Event.unpack(body.partition(b" ")[2]) for body in bodies if body is not None]
+        return events, len(ids) == limit
 
     async def point(self, event: Event, now: int) -> None:
         """Let an unsigned id lead to the identity that the body gave, for look-ups by operators."""
@@ -191,8 +210,21 @@ class IngressStore:
             case _:
                 return Refused.BEHIND
 
-    async def hold_for_session(self, event: Event, session: str) -> Held | None:
-        """Hold the event for its session; None when nothing is in its way any more."""
+    async def has_room(self, event: Event, session: str, now: int) -> bool:
+        """Whether the event may be held for its subject, or for `session` where that is not empty.
+
+        True also for what is known already: its copy is no further event, and `admit` says what it is.
+        """
+        queue = self._waiting(session)[0] if session else self._held(event.route_subject)[0]
+        waiting, place = await self._store.command("HMGET", queue, "n", f"i:{event.id}")
+        if int(waiting or 0) < self._limits.held or place is not None:
+            return True
+        buckets = self._keys.dedupe_days(event.source, event.id, now, event.window_ms)
+        marks = await asyncio.gather(*(self._store.command("HGET", bucket, event.id) for bucket in buckets))
+        return any(mark is not None for mark in marks)
+
+    async def hold_for_session(self, event: Event, session: str) -> Held | Refused | None:
+        """Hold the event for its session; None when nothing is in its way any more, FULL when too many wait."""
         reply = await self._store.run(
             _HOLD_FOR_SESSION,
             [self._keys.of_session("owner", session), *self._waiting(session)],
@@ -304,9 +336,8 @@ class IngressStore:
         return await self._due([self._keys.in_partition("waitingindex", n) for n in self._all()], until)
 
     async def _due(self, indexes: list[str], until: int | str) -> list[str]:
-        found = await asyncio.gather(
-            *(self._store.command("ZRANGEBYSCORE", index, "-inf", until, "LIMIT", 0, 1_000) for index in indexes)
-        )
+        reads = [self._store.command("ZRANGEBYSCORE", index, "-inf", until, "LIMIT", 0, 1_000) for index in indexes]
+        found = await self._each_shard("deadlines", reads)
         return [name.decode() for names in found for name in names]
 
     def _all(self) -> range:
@@ -361,13 +392,15 @@ class IngressStore:
 
     async def trim_quarantine(self, oldest: int) -> None:
         """Keep the newest thousand of each shard, and none from before `oldest` (ms), whose bodies are gone."""
-        for number in self._all():
-            index = self._keys.in_shard("quarantineindex", number)
-            await self._store.command("ZREMRANGEBYSCORE", index, "-inf", oldest)
-            excess = int(await self._store.command("ZCARD", index)) - QUARANTINE_PER_SHARD
-            if excess > 0:
-                for id in await self._store.command("ZRANGE", index, 0, excess - 1):
-                    await self.drop_quarantined(id.decode())
+        await self._each_shard("quarantine", [self._trim_shard(number, oldest) for number in self._all()])
+
+    async def _trim_shard(self, number: int, oldest: int) -> None:
+        index = self._keys.in_shard("quarantineindex", number)
+        await self._store.command("ZREMRANGEBYSCORE", index, "-inf", oldest)
+        excess = int(await self._store.command("ZCARD", index)) - QUARANTINE_PER_SHARD
+        if excess > 0:
+            for id in await self._store.command("ZRANGE", index, 0, excess - 1):
+                await self.drop_quarantined(id.decode())
 
     async def trim_sessions(self, oldest: int) -> None:
         """Forget sessions without an input since `oldest` (ms): their keys have expired."""
@@ -402,13 +435,13 @@ class IngressStore:
     async def _outcomes(self, identity: str, day: int) -> list[bytes]:
         """An input's outcome may be in any partition: its session is not part of its identity."""
         buckets = [self._keys.outcome_bucket_in(n, identity, day * DAY_MS) for n in self._all()]
-        found = await asyncio.gather(*(self._store.command("HGET", bucket, identity) for bucket in buckets))
-        return [value for value in found if value is not None]
+        reads = [self._store.command("HGET", bucket, identity) for bucket in buckets]
+        return [value for value in await self._each_shard("outcomes", reads) if value is not None]
 
 
-def _held(tag: str) -> Held:
+def _held(tag: str) -> Held | Refused:
     if tag == "full":
-        raise StoreAway("too many events wait for the same subject or session", retry_after=30.0)
+        return Refused.FULL
     return Held(expired=tag == "expired")
 
 

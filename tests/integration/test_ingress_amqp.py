@@ -1,9 +1,11 @@
 """Events over the exchange, the door's word about subjects, and two replicas at once."""
 
 import asyncio
+import base64
 import json
 import secrets
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import aio_pika
@@ -29,8 +31,12 @@ from tests.support.ingress_process import (
     signed,
     start_ingress,
 )
+from turnkeeper.letters import _read, _send_again
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+HELD = 5
 
 
 class Deployment:
@@ -122,7 +128,14 @@ async def deployment(
     redis_url: str, amqp_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Deployment]:
     namespace = f"amqp-{secrets.token_hex(6)}"
-    processes = await start_ingress(redis_url, amqp_url, namespace, tmp_path_factory.mktemp("ingress"), replicas=2)
+    processes = await start_ingress(
+        redis_url,
+        amqp_url,
+        namespace,
+        tmp_path_factory.mktemp("ingress"),
+        replicas=2,
+        TURNKEEPER_INGRESS_HELD_LIMIT=str(HELD),
+    )
     redis = connect_redis(redis_url, "test")
     connection = await aio_pika.connect(amqp_url)
     made = Deployment(processes, namespace, redis, await connection.channel())
@@ -217,6 +230,48 @@ async def test_an_unknown_source_is_a_dead_letter_with_the_reason(deployment: De
     assert (letter["reason"], letter["routing_key"]) == ("unknown_source", "nobody.offer")
 
 
+async def test_of_a_body_that_nobody_vouches_for_only_the_beginning_is_kept(deployment: Deployment) -> None:
+    headers = {f"h{n}": "v" * 1000 for n in range(40)}
+    await deployment.publish("direct.offer", b"x" * (1024 * 1024 + 1), headers)
+    letter = await deployment.dead_letter()
+    message = letter["message"]
+    assert (letter["reason"], message["size"], message["cut"]) == ("too_large", 1024 * 1024 + 1, True)
+    assert len(base64.b64decode(message["raw_base64"])) == 1024
+    assert len(message["headers"]) == 16
+    assert {len(value) for value in message["headers"].values()} == {256}
+
+
+async def test_above_the_bound_of_held_events_one_is_quarantined_and_the_queue_goes_on(deployment: Deployment) -> None:
+    reservation, session = secrets.token_hex(4), await deployment.session()
+    held = await deployment.count("restaurant", "held")
+    for n in range(HELD):
+        await deployment.genuine("restaurant", f"{reservation}-{n}", {"data": {"reservation": reservation}})
+    await deployment.counted("restaurant", "held", held + HELD)
+    await deployment.genuine("restaurant", f"{reservation}-more", {"data": {"reservation": reservation}})
+    await deployment.genuine("direct", f"after-{reservation}", {"data": {"session": session}})
+    assert (await deployment.quarantined(f"{reservation}-more"))["reason"] == "held_full"
+    await deployment.has(session, 1)
+
+
+async def test_a_dead_event_is_replayed_as_it_came(deployment: Deployment, amqp_url: str) -> None:
+    """Its source was unknown when it came: the letter holds what the publisher signed."""
+    session = await deployment.session()
+    raw = json.dumps({"data": {"session": session}}).encode()
+    await deployment.publish("not-yet.offer", raw, dict(signed("again", raw)))
+    queue = await deployment.channel.get_queue(deployment.topology.dead, ensure=False)
+
+    async def dead() -> aio_pika.abc.AbstractIncomingMessage | None:
+        return await queue.get(no_ack=True, fail=False)
+
+    message = await eventually(dead, within=15)
+    assert message is not None
+    letter = _read(message.body)
+    assert (letter.type, letter.message["cut"]) == ("event", False)
+    await _send_again(deployment.channel, replace(letter, routing_key="direct"))
+    (stored,) = await deployment.has(session, 1)
+    assert stored["event"] == "again"
+
+
 async def test_a_broker_user_is_believed_by_the_brokers_word(deployment: Deployment, amqp_url: str) -> None:
     me = broker_user(amqp_url)
     session = await deployment.session()
@@ -294,3 +349,30 @@ async def test_doorbells_reach_the_partition_of_their_session(deployment: Deploy
     await eventually(all_rung, within=15)
     assert rung[0]["type"] == "ingress.input_accepted.v1"
     await queue.cancel(tag)
+
+
+async def test_junk_fills_no_dead_queue(deployment: Deployment) -> None:
+    """Ten letters a minute and replica; the rest is counted and acknowledged."""
+    session, name = (
+        await deployment.session(),
+        'turnkeeper_messages_total{outcome="%s",service="ingress",type="event"} ',
+    )
+    queue = await deployment.channel.get_queue(deployment.topology.dead, ensure=False)
+
+    async def count(outcome: str) -> int:
+        texts = [(await deployment.client.get(process.url + "/metrics")).text for process in deployment.processes]
+        lines = [line for text in texts for line in text.splitlines() if line.startswith(name % outcome)]
+        return sum(int(float(line.rpartition(" ")[2])) for line in lines)
+
+    before = await count("dead") + await count("refused")
+    for n in range(100):
+        await deployment.publish("nobody.junk", b"%d" % n)
+    await deployment.genuine("direct", f"after-{session}", {"data": {"session": session}})
+    await deployment.has(session, 1)
+
+    async def all_counted() -> bool:
+        return await count("dead") + await count("refused") == before + 100
+
+    await eventually(all_counted, within=15)
+    assert await count("refused") >= 75
+    await queue.purge()

@@ -1,5 +1,6 @@
 """The front door in this process, where a test can stand between it and the store."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -8,6 +9,9 @@ import httpx2
 import pytest
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from libs.contracts.application import Source
 from libs.contracts.errors import StoreAway
@@ -48,6 +52,7 @@ async def front_door(replica: Replica, **parts: Any) -> AsyncIterator[httpx2.Asy
         parts.get("rates", Rates(0, 1, replica.clock)),
         replica.clock,
         max_body=1024,
+        body_seconds=parts.get("body_seconds", 10.0),
         incarnation="test",
     )
     app = Starlette(routes=edge.routes(), exception_handlers=problem_handlers)
@@ -103,6 +108,44 @@ async def test_a_store_that_stays_away_is_503_with_a_time(
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == seconds
         assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.json()["detail"] == "It may have been accepted; send it again with the same id."
+
+
+async def test_above_the_bound_of_held_events_a_sender_is_told_to_come_back_and_nothing_is_written(
+    redis_url: str, namespace: str
+) -> None:
+    async with ingress_replica(redis_url, namespace, held=2) as one, front_door(one) as client:
+        assert [(await send(client, f"e{n}")).status_code for n in range(3)] == [202, 202, 503]
+        full = await send(client, "e3")
+        assert full.json()["type"].endswith("/held-full")
+        assert full.headers["retry-after"] == "30"
+        assert (await send(client, "e1")).json()["status"] == "duplicate"
+        line = one.ring.lines()[-2]
+        assert (line["outcome"], line["text"]) == ("throttled", "direct e3: held_full")
+        assert {event.event for event in (await one.store.admitted_before(NOW, 10))[0]} == {"e0", "e1"}
+        await one.store.create_session("s1", "ana", NOW)
+        await one.releases.session("s1")
+        assert (await send(client, "e3")).json()["status"] == "accepted"
+
+
+async def test_a_body_that_trickles_is_given_up(redis_url: str, namespace: str) -> None:
+    async def trickle() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    async with ingress_replica(redis_url, namespace) as one, front_door(one, body_seconds=0.05) as client:
+        answer = await client.post("/v1/events/direct", content=trickle())
+        assert (answer.status_code, answer.headers["connection"]) == (408, "close")
+
+
+async def test_a_look_that_the_store_did_not_answer_is_only_to_be_tried_again() -> None:
+    async def look(_: Request) -> Response:
+        raise StoreAway("away")
+
+    app = Starlette(routes=[Route("/", look, methods=["GET"])], exception_handlers=problem_handlers)
+    transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://door") as client:
+        assert (await client.get("/")).json()["detail"] == "Try again."
 
 
 async def test_faults_are_told_in_the_order_of_the_checks(redis_url: str, namespace: str) -> None:

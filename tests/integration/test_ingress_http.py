@@ -232,6 +232,22 @@ async def test_an_event_before_its_subject_is_held_listed_and_released_in_order(
     assert [stored["data"]["n"] for stored in await door.inbox(session)] == [1, 2, 3]
 
 
+async def test_a_subject_for_which_nothing_waits_is_registered_by_hand_only_by_force(door: Door) -> None:
+    session, subject = await door.session(), f"reservation:{secrets.token_hex(4)}"
+    slip = await door.operator("POST", "/v1/held/release", {"subject": subject, "session": session})
+    assert (slip.status_code, slip.json()["type"].rpartition("/")[2]) == (404, "nothing-held")
+    other = {"subject": subject, "session": await door.session(), "force": True}
+    assert (await door.operator("POST", "/v1/held/release", other)).json()["released"] == 0
+    taken = await door.operator("POST", "/v1/held/release", {"subject": subject, "session": session, "force": True})
+    assert taken.status_code == 409
+
+
+@pytest.mark.parametrize("after", ["9" * 19, "1" * 5000, "x", "-1", "\u0663"])
+async def test_a_number_that_is_none_is_400(door: Door, after: str) -> None:
+    assert (await door.operator("GET", f"/v1/log?after={after}")).status_code == 400
+    assert (await door.operator("GET", f"/v1/log?after={'9' * 18}")).json()["lines"] == []
+
+
 async def test_an_event_that_names_no_known_session_expires_visibly(door: Door) -> None:
     name = f"s-{secrets.token_hex(4)}"
     assert (await door.event("direct", name, {"data": {"session": name}})).json()["status"] == "held"

@@ -20,6 +20,7 @@ from services.ingress.ports import (
     Created,
     Duplicate,
     Held,
+    HeldFull,
     Other,
     Pending,
     Record,
@@ -27,6 +28,7 @@ from services.ingress.ports import (
     Registered,
     Taken,
 )
+from services.ingress.sweepers import RELAY_BATCH
 from tests.support.ingress import HOUR_MS, NOW, SEAL_KEYS, Replica, an_event, ingress_replica
 
 LUA = Path("services/ingress/lua")
@@ -54,7 +56,7 @@ async def test_a_new_event_is_stored_with_its_dedupe_entry_and_both_live_as_long
     assert await one.ask("HGET", today, event.id) == b"d" * 32
     assert event.window_ms + DAY_MS < await one.ask("PTTL", today) <= event.window_ms + 2 * DAY_MS
     assert 0 < await one.ask("PTTL", one.keys.of_event("event", event.id, event.id)) <= event.window_ms
-    assert await one.store.admitted_before(NOW, 10) == [event]
+    assert (await one.store.admitted_before(NOW, 10))[0] == [event]
 
 
 async def test_a_copy_of_a_pending_event_gives_the_first_so_that_it_is_finished(one: Replica) -> None:
@@ -65,14 +67,14 @@ async def test_a_copy_of_a_pending_event_gives_the_first_so_that_it_is_finished(
 
 async def test_the_same_attempt_again_is_ours_and_changes_nothing(one: Replica) -> None:
     assert [await one.store.admit(an_event(), "t1", NOW) for _ in range(3)] == [Accepted()] * 3
-    assert len(await one.store.admitted_before(NOW, 10)) == 1
+    assert len((await one.store.admitted_before(NOW, 10))[0]) == 1
 
 
 async def test_a_copy_of_a_finished_event_is_a_duplicate(one: Replica) -> None:
     await one.store.admit(an_event(), "t1", NOW)
     await one.store.forget([an_event().id])
     assert await one.store.admit(an_event(), "t2", NOW) == Duplicate()
-    assert await one.store.admitted_before(NOW, 10) == []
+    assert (await one.store.admitted_before(NOW, 10))[0] == []
 
 
 async def test_another_body_under_a_known_id_is_told_with_the_first_mark(one: Replica) -> None:
@@ -251,8 +253,76 @@ async def test_more_than_the_bound_may_not_wait(redis_url: str, namespace: str) 
     async with ingress_replica(redis_url, namespace, held=2) as one:
         for n in (1, 2):
             await one.admissions.place(an_event(f"e{n}"))
-        with pytest.raises(StoreAway, match="too many"):
-            await one.admissions.place(an_event("e3"))
+        assert (await one.admissions.place(an_event("e3"))).where == "full"
+        with pytest.raises(HeldFull):
+            await one.admissions.admit(an_event("e4"), "t4", b"{}")
+        assert await one.store.record("restaurant", an_event("e4").id, NOW, an_event().window_ms) is None
+        # A copy of one that waits is no further one; and what has its session needs no room.
+        await one.store.admit(an_event("e1"), "t1", NOW)
+        assert (await one.admissions.admit(an_event("e1"), "t5", b"{}")).status == "duplicate"
+        await one.store.create_session("s2", "ana", NOW)
+        assert (await one.admissions.admit(an_event("e5", session="s2"), "t6", b"{}")).status == "accepted"
+
+
+async def test_of_many_at_once_those_above_the_bound_are_held_by_the_relay_or_expire(
+    redis_url: str, namespace: str
+) -> None:
+    async with ingress_replica(redis_url, namespace, held=2) as one:
+        events = [an_event(f"e{n}") for n in range(5)]
+        for n, event in enumerate(events):
+            await one.store.admit(event, f"t{n}", NOW)
+        one.clock.now = NOW + 2_000
+        await one.sweepers.relay()
+        await one.forgetting.flush()
+        assert (len(await one.store.waiting("s1")), len((await one.store.admitted_before(one.clock.now, 10))[0])) == (
+            2,
+            3,
+        )
+        one.clock.now = events[0].deadline + 1
+        await one.sweepers.relay()
+        await one.forgetting.flush()
+        assert (await one.store.admitted_before(one.clock.now, 10))[0] == []
+        assert one.ring.lines()[-1]["outcome"] == "held_expired"
+
+
+async def test_the_relay_goes_past_what_it_must_postpone(redis_url: str, namespace: str) -> None:
+    async with ingress_replica(redis_url, namespace, held=1) as one:
+        for n in range(4 * RELAY_BATCH + 40):
+            await one.store.admit(an_event(f"e{n}", session="nobody"), f"t{n}", NOW)
+        await one.store.create_session("s1", "ana", NOW)
+        await one.store.admit(an_event("last"), "last", NOW + 1)
+        one.clock.now = NOW + 2_001
+        await one.sweepers.relay()
+        assert len(await one.inbox("s1")) == 1
+
+
+async def test_one_partition_that_cannot_be_written_stops_no_other_and_no_look(one: Replica) -> None:
+    broken = next(f"x{n}" for n in range(100) if one.keys.partition(f"x{n}") != one.keys.partition("s1"))
+    for session in (broken, "s1"):
+        await one.store.create_session(session, "ana", NOW)
+    first, second = an_event("e1", session=broken), an_event("e2", accepted_at=NOW + 1)
+    await one.ask("SET", one.keys.outcome_bucket(broken, first.id, NOW), "x")
+    await one.ask("SET", one.keys.outcome_bucket(broken, second.id, NOW), "x")
+    for event in (first, second):
+        await one.store.admit(event, f"token-{event.event}", NOW)
+    one.clock.now = NOW + 2_000
+    await one.sweepers.relay()
+    assert len(await one.inbox("s1")) == 1
+    record = await one.store.record("restaurant", second.id, NOW, second.window_ms)
+    assert record is not None
+    assert record.status == "accepted"
+
+
+async def test_a_subject_whose_queue_cannot_be_read_keeps_no_other_from_expiring(one: Replica) -> None:
+    for n in range(6):
+        await one.admissions.place(an_event(f"e{n}", session="", route_subject=f"reservation:{n}"))
+    for n in (0, 3):
+        key = one.keys.of_subject("held", f"reservation:{n}")
+        await one.ask("DEL", key)
+        await one.ask("SET", key, "x")
+    one.clock.now = about().deadline + 1
+    await one.sweepers.held()
+    assert sorted(await one.store.held_subjects("+inf")) == ["reservation:0", "reservation:3"]
 
 
 # subjects
@@ -293,7 +363,7 @@ async def test_of_two_sessions_that_claim_a_subject_one_has_it(one: Replica, two
 async def test_a_source_that_does_not_hold_is_refused_without_a_trace(one: Replica) -> None:
     assert await one.store.route_or_hold(about(hold_ms=0)) is Refused.ABSENT
     assert (await one.admissions.admit(about(hold_ms=0), "t1", b"{}")).status == "unrouted"
-    assert await one.store.admitted_before(NOW, 10) == []
+    assert (await one.store.admitted_before(NOW, 10))[0] == []
     assert await one.store.held_subjects("+inf") == []
 
 
@@ -354,7 +424,7 @@ async def test_the_relay_finishes_what_was_admitted_and_not_appended(one: Replic
     await two.sweepers.relay()
     await two.forgetting.flush()
     assert len(await one.inbox("s1")) == 1
-    assert await one.store.admitted_before(NOW, 10) == []
+    assert (await one.store.admitted_before(NOW, 10))[0] == []
     assert (await one.admissions.admit(an_event(), "t2", b"{}")).status == "duplicate"
 
 

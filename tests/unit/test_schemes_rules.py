@@ -157,6 +157,24 @@ def test_an_hmac_that_cannot_be_safe_stops_the_start(config: dict[str, object], 
     assert "an-invented-secret" not in str(faults)
 
 
+@pytest.mark.parametrize(
+    "encoding, short, enough",
+    [
+        ("text", "fifteen-bytes!!", "sixteen-bytes!!!"),
+        ("hex", "ab" * 15, "ab" * 16),
+        ("base64", base64.b64encode(b"k" * 15).decode(), base64.b64encode(b"k" * 16).decode()),
+        ("text", " " * 40, "an-invented-secret"),
+    ],
+)
+def test_a_short_hmac_secret_stops_the_start_in_every_encoding(encoding: str, short: str, enough: str) -> None:
+    verifier, faults = keyed(short, secret_encoding=encoding)
+    assert verifier is None
+    assert faults[0].startswith("secrets: ")
+    assert "16 bytes" in faults[0]
+    assert short not in faults[0]
+    assert keyed(enough, secret_encoding=encoding)[1] == []
+
+
 @pytest.mark.parametrize("algorithm", ["sha256", "sha512", "sha1"])
 @pytest.mark.parametrize("encoding", ["hex", "base64"])
 def test_hmac_does_what_is_configured_and_nothing_else(algorithm: str, encoding: str) -> None:

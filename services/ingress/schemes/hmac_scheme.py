@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from libs.contracts.application import Hmac
 from services.ingress.schemes.base import Headers, SchemeFault, Verified, body_digest, keys_of, single, unix_seconds
 
+MIN_KEY_BYTES = 16
+"""Keys of fewer than 128 bits stop the start."""
 _PLACE = re.compile(r"\{(\w*)\}")
 _PARTS = ("id", "timestamp", "body")
 
@@ -102,6 +104,7 @@ def _key(secret: str, encoding: str) -> bytes:
                 key = secret.encode()
     except (binascii.Error, ValueError) as error:
         raise ValueError(f"the secret is not {encoding}, as secret_encoding says") from error
-    if not key.strip():
-        raise ValueError("the secret is empty: anybody could compute its signatures (C066)")
+    if len(key.strip()) < MIN_KEY_BYTES:
+        # An empty one lets anybody compute its signatures (C066), a short one lets anybody find it.
+        raise ValueError(f"the secret has fewer than {MIN_KEY_BYTES} bytes")
     return key
