@@ -160,7 +160,7 @@ _PERMISSIONS: dict[str, tuple[str, str]] = {
     "tools": (r"sessions|work|notices|dead", r"tools"),
     "publisher": (r"events", ""),
     "planner": (r"plans", r"planner"),
-    "operator": (r"dead|sessions|work", r"dead"),
+    "operator": (r"dead|sessions|work|events", r"dead"),
 }
 
 

@@ -18,7 +18,7 @@ NEEDS = {
     "tools": ({"sessions", "work", "notices", "dead"}, {"tools"}),
     "publisher": ({"events"}, set()),
     "planner": ({"plans"}, {"planner"}),
-    "operator": ({"dead", "sessions", "work"}, {"dead"}),
+    "operator": ({"dead", "sessions", "work", "events"}, {"dead"}),
 }
 
 
