@@ -1,5 +1,5 @@
 # Each target is one line that a person could type; its last line of output says what came out.
-# Variables: FILE= SEED= SEEDS= SECONDS= NAME= ARGS=
+# Variables: PYTHON= NAME= ARGS= SEED= FILE=
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -9,6 +9,7 @@ help: ## what can be done
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 install: .venv/installed ## the environment, in .venv
+	@echo "install: .venv is ready"
 
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Turnkeeper needs Python 3.11 or newer; say which with make PYTHON=python3.13")'
@@ -16,10 +17,10 @@ install: .venv/installed ## the environment, in .venv
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $@
-	@echo "install: .venv is ready"
 
 servers: ## Redis and RabbitMQ, where nothing provides them yet
 	@sh deploy/local/install-servers.sh
+	@echo "servers: Redis and RabbitMQ are installed here"
 
 demo: install servers ## the main job, on a throw-away stack (NAME=offer for another scenario)
 	$(BIN)/turnkeeper demo $(NAME)
