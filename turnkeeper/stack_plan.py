@@ -23,6 +23,8 @@ Lab = Mapping[str, str | Mapping[str, str]]
 
 _SEALERS = ("ingress", "consent", "tools")
 """The session service carries seals and must not be able to make one (design §3.1, G3)."""
+_FOR_USERS = ("ingress", "session", "consent")
+"""These have doors for users; the door to side effects has none."""
 _OURS = (
     "TURNKEEPER_SEAL_KEYS",
     "TURNKEEPER_USER_TOKEN_SECRET",
@@ -214,10 +216,9 @@ def _inherited(engine: Engine, made: Secrets) -> dict[str, str]:
 
 
 def _secrets_of(service: str, made: Secrets) -> dict[str, str]:
-    env = {
-        "TURNKEEPER_USER_TOKEN_SECRET": made.user_token_secret,
-        "TURNKEEPER_OPERATOR_TOKENS": made.operator_tokens,
-    }
+    env = {"TURNKEEPER_OPERATOR_TOKENS": made.operator_tokens}
+    if service in _FOR_USERS:
+        env["TURNKEEPER_USER_TOKEN_SECRET"] = made.user_token_secret
     if service in _SEALERS:
         env["TURNKEEPER_SEAL_KEYS"] = made.seal_keys
     return {**env, **made.sources} if service == "ingress" else env
