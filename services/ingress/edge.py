@@ -183,19 +183,22 @@ class Edge:
             )
 
     async def _admit(self, event: Event, body: bytes, started: float) -> Answer:
-        token = next(self._tokens)
         try:
-            answer = await self._admissions.admit(event, token, body)
+            answer = await self._twice(event, body, next(self._tokens), started)
         except HeldFull:
             raise _Refused("throttled", held_full(), "held_full") from None
+        if answer.status == "unrouted" and event.kind == "event":
+            raise _Refused("unrouted", Problem(422, "no-session", "This event names no session", id=event.id))
+        return answer
+
+    async def _twice(self, event: Event, body: bytes, token: str, started: float) -> Answer:
+        try:
+            return await self._admissions.admit(event, token, body)
         except StoreAway as away:
             if time.perf_counter() - started > RETRY_WITHIN_SECONDS or away.retry_after is not None:
                 raise
             # The same token: if the first attempt was stored and only its answer lost, it is ours, not a copy (C073).
-            answer = await self._admissions.admit(event, token, body)
-        if answer.status == "unrouted" and event.kind == "event":
-            raise _Refused("unrouted", Problem(422, "no-session", "This event names no session", id=event.id))
-        return answer
+            return await self._admissions.admit(event, token, body)
 
 
 class _Refused(Exception):

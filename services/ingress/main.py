@@ -32,7 +32,7 @@ from services.ingress.sweepers import Releases, Sweepers
 
 FORGET_SECONDS = 0.5
 SWEEP_SECONDS = 1.0
-TRIM_SECONDS = 600.0
+TRIM_SECONDS = 60.0
 
 
 def configured_sources(

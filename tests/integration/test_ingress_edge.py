@@ -21,6 +21,7 @@ from services.ingress.admission import Answer
 from services.ingress.deliveries import Configured, Deliveries
 from services.ingress.edge import Edge
 from services.ingress.metrics import IngressMetrics
+from services.ingress.ports import HeldFull
 from services.ingress.rates import Rates
 from services.ingress.schemes import build_verifier
 from tests.support.ingress import NOW, Replica, ingress_replica
@@ -126,6 +127,19 @@ async def test_above_the_bound_of_held_events_a_sender_is_told_to_come_back_and_
         await one.store.create_session("s1", "ana", NOW)
         await one.releases.session("s1")
         assert (await send(client, "e3")).json()["status"] == "accepted"
+
+
+async def test_no_room_at_the_second_attempt_is_told_like_at_the_first(redis_url: str, namespace: str) -> None:
+    class AwayThenFull:
+        tries = 0
+
+        async def admit(self, *_: Any) -> Answer:
+            self.tries += 1
+            raise StoreAway("away") if self.tries == 1 else HeldFull
+
+    async with ingress_replica(redis_url, namespace) as one, front_door(one, admissions=AwayThenFull()) as client:
+        answer = await send(client, "e1")
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
 
 
 async def test_a_body_that_trickles_is_given_up(redis_url: str, namespace: str) -> None:
