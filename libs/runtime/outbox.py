@@ -35,6 +35,9 @@ class Outbox:
         self._metrics = metrics
         self._in_flight: set[str] = set()
         self._confirmed: dict[int, list[str]] = defaultdict(list)
+        self._failed: dict[int, list[str]] = defaultdict(list)
+        self._lying_since: dict[tuple[int, str], float] = {}
+        """When what was moved back came into the outbox, as far as known: for the metric alone."""
         self._forget = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -67,7 +70,8 @@ class Outbox:
 
     def _sent(self, partition: int, id: str, sent: "asyncio.Future[None]") -> None:
         if sent.cancelled() or sent.exception() is not None:
-            self._done(id)
+            self._failed[partition].append(id)
+            self._forget.set()
             return
         self._confirmed[partition].append(id)
         self._forget.set()
@@ -78,13 +82,31 @@ class Outbox:
             self._idle.set()
 
     async def serve(self) -> None:
-        """Forget what was confirmed, many at once, until cancelled."""
+        """Forget what was confirmed and move back what failed, many at once, until cancelled."""
         while True:
             await self._forget.wait()
             await asyncio.sleep(FORGET_SECONDS)
             self._forget.clear()
             confirmed, self._confirmed = self._confirmed, defaultdict(list)
-            await asyncio.gather(*(self._forget_in(partition, ids) for partition, ids in confirmed.items()))
+            failed, self._failed = self._failed, defaultdict(list)
+            await asyncio.gather(
+                *(self._forget_in(partition, ids) for partition, ids in confirmed.items()),
+                *(self._move_back(partition, ids) for partition, ids in failed.items()),
+            )
+
+    async def _move_back(self, partition: int, ids: list[str]) -> None:
+        """Behind all others: the relay looks at the oldest ones, and those that fail must not hide the rest."""
+        _, due = self._keys.outbox(self._service, partition)
+        now = self._clock.now_ms()
+        try:
+            await self._store.command("ZADD", due, "XX", *(part for id in ids for part in (now, id)))
+        except StoreAway:
+            log.warning("outbox.not_moved_back", count=len(ids))  # it stays where it is, and is sent again
+        except Exception:
+            log.exception("outbox.not_moved_back", count=len(ids))
+        for id in ids:
+            self._lying_since.setdefault((partition, id), now)
+            self._done(id)
 
     async def _forget_in(self, partition: int, ids: list[str]) -> None:
         messages, due = self._keys.outbox(self._service, partition)
@@ -96,6 +118,7 @@ class Outbox:
         except Exception:
             log.exception("outbox.not_forgotten", count=len(ids))
         for id in ids:
+            self._lying_since.pop((partition, id), None)
             self._done(id)
 
     async def relay(self) -> None:
@@ -106,8 +129,24 @@ class Outbox:
             return
         self._metrics.outbox_pending.labels(self._service).set(sum(pending for pending, _ in rows))
         oldest = min((at for _, at in rows if at is not None), default=None)
+        if (moved := await self._oldest_moved()) is not None:
+            oldest = moved if oldest is None else min(oldest, moved)
         age = 0.0 if oldest is None else max(0.0, (self._clock.now_ms() - oldest) / 1000)
         self._metrics.outbox_oldest.labels(self._service).set(age)
+
+    async def _oldest_moved(self) -> float | None:
+        """The time of the oldest message that was moved back and still lies; another replica may have sent it."""
+        while self._lying_since:
+            (partition, id), at = min(self._lying_since.items(), key=lambda item: item[1])
+            _, due = self._keys.outbox(self._service, partition)
+            try:
+                score = await self._store.command("ZSCORE", due, id)
+            except StoreAway:
+                return at
+            if score is not None:
+                return at
+            self._lying_since.pop((partition, id), None)
+        return None
 
     async def _relay_in(self, partition: int) -> tuple[int, float | None]:
         _, due = self._keys.outbox(self._service, partition)
@@ -117,7 +156,10 @@ class Outbox:
         pending = int(await self._store.command("ZCARD", due))
         times = [(id.decode(), float(at)) for id, at in _pairs(head)]
         late = self._clock.now_ms() - RELAY_AFTER_MS
-        await self._resend(partition, [id for id, at in times if at <= late and id not in self._in_flight])
+        again = [(id, at) for id, at in times if at <= late and id not in self._in_flight]
+        for id, at in again:
+            self._lying_since.setdefault((partition, id), at)
+        await self._resend(partition, [id for id, _ in again])
         return pending, times[0][1]
 
     async def _resend(self, partition: int, ids: list[str]) -> None:
@@ -128,6 +170,8 @@ class Outbox:
         gone = [id for id, body in zip(ids, bodies, strict=True) if body is None]
         if gone:
             await self._store.command("ZREM", due, *gone)
+        for id in gone:
+            self._lying_since.pop((partition, id), None)
         left = [Outgoing.unpack(id, body) for id, body in zip(ids, bodies, strict=True) if body is not None]
         if left:
             log.info("outbox.relayed", partition=partition, count=len(left))

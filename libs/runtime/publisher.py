@@ -9,6 +9,7 @@ import aiormq
 import structlog
 from aio_pika.exceptions import AMQPError, DeliveryError
 from aiormq.exceptions import AMQPError as DriverError
+from aiormq.exceptions import ChannelClosed
 from pamqp.commands import Basic
 
 from libs.contracts.codec import BUNDLE_TYPE, MAX_BUNDLE_BYTES, MAX_BUNDLE_MEMBERS, MESSAGE_TYPE, join
@@ -20,6 +21,9 @@ log = structlog.get_logger(__name__)
 
 CONFIRM_SECONDS = 10.0
 MAX_BATCH = 1_024
+LARGE_BYTES = 1024 * 1024
+"""Larger messages have a channel of their own: the broker closes the channel of one that is above its limit
+(max_message_size), and with it all that waits there for its confirm."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class Publisher:
         self._topology = topology
         self._waiting: list[_Waiting] = []
         self._wake = asyncio.Event()
-        self._channel: Any = None
+        self._channels: dict[bool, Any] = {}
         self._opening = asyncio.Lock()
         self._attempts = itertools.count()
         self._flushes: set[asyncio.Task[None]] = set()
@@ -91,19 +95,17 @@ class Publisher:
 
     async def _flush(self, batch: list[_Waiting]) -> None:
         try:
-            channel = await self._open()
-            await asyncio.gather(*(self._publish(channel, bundle) for bundle in self._bundles(batch)))
-        except Exception as error:
-            _fail(batch, BrokerAway(f"RabbitMQ is away: {type(error).__name__}"))
+            await asyncio.gather(*(self._publish(bundle) for bundle in self._bundles(batch)))
         finally:
             # Whatever ends a flush, each giver hears of it: a future that stays open is never sent again (G8).
             _fail(batch, BrokerAway("no confirm"))
 
-    async def _open(self) -> aiormq.Channel:
+    async def _open(self, *, large: bool) -> aiormq.Channel:
         async with self._opening:
-            if self._channel is None or self._channel.is_closed:
-                self._channel = await self._broker.publishing.channel(confirms=True)
-            underlay: aiormq.Channel = await self._channel.get_underlay_channel()
+            channel: Any = self._channels.get(large)
+            if channel is None or channel.is_closed:
+                channel = self._channels[large] = await self._broker.publishing.channel(confirms=True)
+            underlay: aiormq.Channel = await channel.get_underlay_channel()
             return underlay
 
     def _bundles(self, batch: list[_Waiting]) -> list[list[_Waiting]]:
@@ -122,34 +124,61 @@ class Publisher:
             open_[where] = (bundle, size + len(message.body))
         return bundles
 
-    async def _publish(self, channel: aiormq.Channel, bundle: list[_Waiting]) -> None:
+    async def _publish(self, bundle: list[_Waiting]) -> None:
+        """Send one bundle. It never raises: a bundle that fails must not stop the others of its batch."""
         first = bundle[0].message
-        bundled = self._topology.bundled(first.exchange)
         try:
-            await channel.basic_publish(
-                join(waiting.message.body for waiting in bundle) if bundled else first.body,
-                exchange=first.exchange,
-                routing_key=first.routing_key,
-                mandatory=self._topology.mandatory(first.exchange),
-                # Unique per attempt: two in flight with one message_id would be paired wrongly (5-facts, trap 2).
-                properties=Basic.Properties(
-                    content_type=BUNDLE_TYPE if bundled else MESSAGE_TYPE,
-                    delivery_mode=2,
-                    priority=0,
-                    message_id=str(next(self._attempts)),
-                ),
-                timeout=CONFIRM_SECONDS,
-                wait=False,
-            )
+            await self._send_bundle([waiting.message for waiting in bundle])
         except DeliveryError as error:
             log.error("message.unroutable", exchange=first.exchange, routing_key=first.routing_key)
             _fail(bundle, BrokerAway(f"unroutable: {type(error).__name__}"))
+        except ChannelClosed as error:
+            # The broker closed it because of a message: too large, an exchange that is missing, a right we lack.
+            log.error(
+                "message.refused_by_broker",
+                exchange=first.exchange,
+                routing_key=first.routing_key,
+                id=first.id,
+                members=len(bundle),
+                bytes=sum(len(waiting.message.body) for waiting in bundle),
+                error=str(error)[:300],
+            )
+            _fail(bundle, BrokerAway(f"refused: {type(error).__name__}"))
         except (TimeoutError, AMQPError, DriverError, OSError, RuntimeError) as error:
             _fail(bundle, BrokerAway(f"no confirm: {type(error).__name__}"))
+        except asyncio.CancelledError:
+            # The driver cancels what waits on a channel that breaks; only our own cancelling ends us.
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            _fail(bundle, BrokerAway("no confirm: the channel broke"))
+        except Exception as error:
+            log.exception("message.not_sent", exchange=first.exchange, id=first.id)
+            _fail(bundle, BrokerAway(f"not sent: {type(error).__name__}"))
         else:
             for waiting in bundle:
                 if not waiting.confirmed.done():
                     waiting.confirmed.set_result(None)
+
+    async def _send_bundle(self, members: list[Outgoing]) -> None:
+        first = members[0]
+        bundled = self._topology.bundled(first.exchange)
+        body = join(member.body for member in members) if bundled else first.body
+        channel = await self._open(large=len(body) > LARGE_BYTES)
+        await channel.basic_publish(
+            body,
+            exchange=first.exchange,
+            routing_key=first.routing_key,
+            mandatory=self._topology.mandatory(first.exchange),
+            # Unique per attempt: two in flight with one message_id would be paired wrongly (5-facts, trap 2).
+            properties=Basic.Properties(
+                content_type=BUNDLE_TYPE if bundled else MESSAGE_TYPE,
+                delivery_mode=2,
+                priority=0,
+                message_id=str(next(self._attempts)),
+            ),
+            timeout=CONFIRM_SECONDS,
+            wait=False,
+        )
 
 
 def _fail(batch: list[_Waiting], error: Exception) -> None:
