@@ -107,6 +107,8 @@ FAMILIES: tuple[Family, ...] = (
            SERVICES, SERVICES, "none: one key", "60 once"),
     Family("epoch", "meta", "the store's epoch", "string",
            SERVICES, SERVICES, "none: one key", "60 once"),
+    Family("probe", "meta", "written by readiness, to see whether Redis takes writes", "string",
+           SERVICES, SERVICES, "one key, 10 s", "60 once"),
 )  # fmt: skip
 
 
@@ -196,7 +198,7 @@ class Keys:
             self.in_partition("outboxdue", partition, service),
         )
 
-    def meta(self, family: Literal["partitions", "epoch"]) -> str:
+    def meta(self, family: Literal["partitions", "epoch", "probe"]) -> str:
         """A key of the whole deployment."""
         return self._key("meta", family)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError, ResponseError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -21,6 +21,8 @@ log = structlog.get_logger(__name__)
 Check = Callable[[], Awaitable[str | None]]
 """None when all is well, else what is wrong and what to do, in one sentence."""
 PROBE_SECONDS = 2.0
+PROBE_KEY_MS = 10_000
+UNKNOWN = "unknown"
 
 
 def routes(registry: CollectorRegistry, checks: dict[str, Check], app: Any, warnings: list[str]) -> Starlette:
@@ -53,21 +55,34 @@ async def _bounded(check: Check) -> str | None:
 class StoreCheck:
     """Redis answers, keeps what it acknowledged, and belongs to a deployment with our partition count."""
 
-    def __init__(self, store: Store, keys: Keys, *, allow_volatile: bool) -> None:
+    def __init__(self, store: Store, keys: Keys, *, allow_volatile: bool, appendfsync: str = "") -> None:
         self._store = store
         self._keys = keys
         self._allow_volatile = allow_volatile
+        self._appendfsync = appendfsync
         self._agreed = False
         self.warnings: list[str] = []
 
     async def __call__(self) -> str | None:
         try:
             await self._store.redis.ping()
-            if fault := await self._durability():
+            if fault := await self._durability() or await self._writes():
                 return fault
             return await self._partitions()
+        except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
+            return f"Redis refuses us ({type(error).__name__}): check user and password, and the user's ACL"
         except (RedisError, OSError, StoreAway) as error:
             return f"Redis does not answer ({type(error).__name__})"
+
+    async def _writes(self) -> str | None:
+        """A Redis that is full, a replica, or cannot write its file answers every question and takes nothing."""
+        try:
+            await self._store.redis.set(self._keys.meta("probe"), "1", px=PROBE_KEY_MS)
+        except NoPermissionError:
+            raise
+        except ResponseError as error:
+            return f"Redis refuses writes ({str(error)[:120] or type(error).__name__})"
+        return None
 
     async def _durability(self) -> str | None:
         try:
@@ -80,11 +95,12 @@ class StoreCheck:
             info = await self._store.redis.info()
             settings = {
                 "appendonly": "yes" if info.get("aof_enabled") else "no",
-                "appendfsync": "always",
+                "appendfsync": self._appendfsync or UNKNOWN,
                 "maxmemory-policy": str(info.get("maxmemory_policy", "noeviction")),
             }
         faults = _durability_faults({name: _text(value) for name, value in settings.items()})
         if not faults:
+            self.warnings.clear()
             return None
         if self._allow_volatile:
             self.warnings[:] = [f"VOLATILE STORE ALLOWED: {fault}" for fault in faults]
@@ -110,6 +126,11 @@ def _durability_faults(settings: dict[str, str]) -> list[str]:
     faults = []
     if settings["appendonly"] != "yes":
         faults.append("Redis is not append-only: set appendonly yes, or it forgets at a restart")
+    elif settings["appendfsync"] == UNKNOWN:
+        faults.append(
+            "we may not read appendfsync (CONFIG is forbidden): see to it that it is always, "
+            "and say so with TURNKEEPER_REDIS_APPENDFSYNC=always"
+        )
     elif settings["appendfsync"] != "always":
         faults.append(f"appendfsync is {settings['appendfsync']}: set always, or a crash loses the last second")
     if settings["maxmemory-policy"] != "noeviction":

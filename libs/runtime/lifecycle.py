@@ -35,6 +35,8 @@ log = structlog.get_logger(__name__)
 S = TypeVar("S", bound=RuntimeSettings)
 
 RELAY_SECONDS = 1.0
+MAX_CONCURRENT_REQUESTS = 2_000
+"""Connections and requests at once; above, a request is answered 503 instead of eating up memory."""
 
 
 class Runtime(Generic[S]):
@@ -50,6 +52,8 @@ class Runtime(Generic[S]):
         self.composer = Composer(self.topology, self.clock)
         self.metrics = RuntimeMetrics(self.registry, service)
         self.log = log
+        self.stopping = asyncio.Event()
+        """Set when the drain begins: what answers for long, such as a stream of events, ends itself then."""
         name = f"turnkeeper-{service}-{settings.replica}"
         self.store = Store(connect_redis(_redis_url(settings), name))
         self.broker = Broker(_amqp_url(settings), name)
@@ -62,7 +66,12 @@ class Runtime(Generic[S]):
         self._tasks: list[asyncio.Task[Any]] = []
         self._closers: list[Callable[[], Awaitable[None]]] = []
         self._broken: asyncio.Future[BaseException] | None = None
-        self._store_check = health.StoreCheck(self.store, self.keys, allow_volatile=settings.allow_volatile_store)
+        self._store_check = health.StoreCheck(
+            self.store,
+            self.keys,
+            allow_volatile=settings.allow_volatile_store,
+            appendfsync=settings.redis_appendfsync,
+        )
         self.checks: dict[str, health.Check] = {
             "redis": self._store_check,
             "rabbitmq": self.broker.ready,
@@ -211,21 +220,19 @@ class Runtime(Generic[S]):
             loop.add_signal_handler(number, ask)
 
     async def _drain(self, server: "_Server", serving: "asyncio.Task[None]") -> None:
-        """Stop taking, finish the current hand-offs, close the channels, then the connections (5-facts)."""
+        """Stop taking, finish the current hand-offs, close the channels, then the connections (5-facts).
+
+        The queues are handed on as soon as their own work is done: a client that keeps its HTTP request open must
+        not hold up a partition.
+        """
         log.info("service.draining")
+        self.stopping.set()
         for intake in self._intakes:
             intake.stop_taking()
         server.should_exit = True
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._finish(serving), self.settings.drain_seconds)
-        for consumer in self._consumers:
-            consumer.cancel()
-        for intake in self._intakes:
-            await intake.stop()
-        await asyncio.sleep(0)
-        consuming = [task for task in self._tasks if task.get_name() in {intake.queue for intake in self._intakes}]
-        if consuming:
-            await asyncio.wait(consuming, timeout=3)
+        end = asyncio.get_running_loop().time() + self.settings.drain_seconds
+        await asyncio.gather(_until(end, serving), self._hand_on(end))
+        await _until(end, self.outbox.drained())  # what the last HTTP requests committed
         await self.broker.close()
         for task in self._tasks:
             task.cancel()
@@ -235,9 +242,31 @@ class Runtime(Generic[S]):
         await self.store.redis.aclose()
         log.info("service.stopped")
 
-    async def _finish(self, serving: "asyncio.Task[None]") -> None:
-        await asyncio.gather(serving, *(consumer.drained() for consumer in self._consumers), return_exceptions=True)
+    async def _hand_on(self, end: float) -> None:
+        """Finish what was taken, then close the channels of the queues, so that other replicas get the rest."""
+        await _until(end, self._finish())
+        for consumer in self._consumers:
+            consumer.cancel()
+        for intake in self._intakes:
+            await intake.stop()
+        await asyncio.sleep(0)
+        consuming = [task for task in self._tasks if task.get_name() in {intake.queue for intake in self._intakes}]
+        if consuming:
+            await asyncio.wait(consuming, timeout=3)
+
+    async def _finish(self) -> None:
+        await asyncio.gather(*(consumer.drained() for consumer in self._consumers), return_exceptions=True)
         await self.outbox.drained()
+
+
+async def _until(end: float, work: Awaitable[Any]) -> None:
+    """Wait for it, at most until then (the loop's time); its own faults are told where it runs."""
+    try:
+        await asyncio.wait_for(work, max(0.1, end - asyncio.get_running_loop().time()))
+    except TimeoutError:
+        log.warning("drain.cut_short")
+    except Exception:
+        log.exception("drain.failed")
 
 
 class _RawHandler:
@@ -291,6 +320,7 @@ class _Server(uvicorn.Server):
                 lifespan="off",
                 timeout_graceful_shutdown=int(settings.drain_seconds),
                 server_header=False,
+                limit_concurrency=MAX_CONCURRENT_REQUESTS,
             )
         )
 

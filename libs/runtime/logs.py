@@ -1,6 +1,8 @@
 """JSON logs: one wide line a message, context bound once, no payloads and no secrets."""
 
+import datetime
 import logging
+import re
 import sys
 
 import orjson
@@ -31,10 +33,41 @@ def configure(service: str, replica: str, level: str) -> None:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service, replica=replica)
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format='{"level":"%(levelname)s","msg":"%(name)s"}')
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines(service, replica))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     # The drivers put URLs with passwords into some of their messages, so only their names and levels are kept.
     for noisy in ("aiormq", "aio_pika", "redis", "httpx2"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
+
+
+class JsonLines(logging.Formatter):
+    """What libraries log, tracebacks included, as one JSON line each, without the passwords of URLs.
+
+    Only uvicorn's messages are kept whole; of any other library its name says enough.
+    """
+
+    def __init__(self, service: str, replica: str) -> None:
+        super().__init__()
+        self._bound = {"service": service, "replica": replica}
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, without its newline."""
+        own = record.name.startswith("uvicorn")
+        line = {
+            "ts": datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat().replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "msg": _without_passwords(record.getMessage()) if own else record.name,
+            "logger": record.name,
+            **self._bound,
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            line["exception"] = _without_passwords(self.formatException(record.exc_info))
+        return _dumps(line).decode()
+
+
+def _without_passwords(text: str) -> str:
+    return re.sub(r"://[^/@\s]*@", "://***@", text)
 
 
 def _dumps(value: object, **_: object) -> bytes:

@@ -41,6 +41,9 @@ class RuntimeSettings(BaseSettings):
     redis_url: str = Field(description="Redis, the store of record, such as redis://host:6379/0")
     redis_user: str | None = Field(None, description="Redis ACL user, where the URL names none")
     redis_password: SecretStr | None = Field(None, description="Redis password, where the URL holds none")
+    redis_appendfsync: Literal["always", ""] = Field(
+        "", description="The operator's word that Redis has appendfsync always, where CONFIG is forbidden to us"
+    )
     amqp_url: str = Field(description="RabbitMQ, such as amqp://user@host:5672/")
     amqp_password: SecretStr | None = Field(None, description="RabbitMQ password, where the URL holds none")
     namespace: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{0,40}$")] = Field(

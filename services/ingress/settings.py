@@ -31,7 +31,9 @@ class IngressSettings(RuntimeSettings):
         description="Most events that wait for one subject or session; more get 503, or quarantine over AMQP",
     )
     ingress_log_lines: int = Field(500, ge=1, description="Refused and dropped deliveries that GET /v1/log shows")
-    ingress_prefetch: int = Field(256, ge=1, description="Deliveries that RabbitMQ hands out before an acknowledgement")
+    ingress_prefetch: int = Field(
+        256, ge=1, le=65535, description="Deliveries that RabbitMQ hands out before an acknowledgement"
+    )
     subject_ttl_seconds: int = Field(
         90 * DAY_SECONDS,
         ge=DAY_SECONDS,

@@ -14,7 +14,7 @@ class SessionSettings(RuntimeSettings):
     operation_not_after_hours: float = Field(
         24.0, gt=0, description="How long a committed call may still be claimed at the door"
     )
-    session_prefetch: int = Field(64, ge=1, description="Unacknowledged messages (bundles) per partition")
+    session_prefetch: int = Field(64, ge=1, le=65535, description="Unacknowledged messages (bundles) per partition")
     session_streams: int = Field(
         200, ge=1, description="Timelines that one replica streams at the same time; above, 503"
     )

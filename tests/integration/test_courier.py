@@ -1,6 +1,7 @@
 """The courier on real Redis and RabbitMQ: receive → decide → commit → send → settle, and what may go wrong between."""
 
 import asyncio
+import base64
 import datetime
 import random
 from collections import Counter
@@ -9,14 +10,19 @@ import aiormq
 import orjson
 import pytest
 import structlog
+import structlog.testing
 from pamqp.commands import Basic
 
 from libs.contracts.codec import encode, join
-from libs.contracts.errors import LostOwnership, PermanentError, TransientError
+from libs.contracts.errors import BrokerAway, LostOwnership, PermanentError, TransientError
+from libs.contracts.keys import Keys
 from libs.contracts.session import Notice
 from libs.runtime import lenient_amqp
+from libs.runtime.batch import Store
 from libs.runtime.composer import Composer
+from libs.runtime.connections import connect_redis, with_password
 from libs.runtime.health import StoreCheck
+from libs.runtime.publisher import Outgoing
 from tests.support.courier import Courier, courier, envelope, fresh_redis, outside, sessions_of, step, take
 from tests.support.eventually import eventually
 from turnkeeper.engines import local
@@ -212,6 +218,64 @@ async def test_what_cannot_be_read_is_a_dead_letter_and_the_queue_goes_on(redis_
         assert letter["body"]["detail"]
         await made.drain()
         assert await out.ready(out.topology.partition_queue(0)) == 0
+
+
+def nested(levels):
+    return b'[{"body":' + b"[" * levels + b"]" * levels + b"}]"
+
+
+@pytest.mark.parametrize("levels", [200, 255, 300, 900, 1000, 1020])
+async def test_what_the_encoder_cannot_take_is_buried_as_raw_bytes(redis_url, amqp_url, namespace, out, levels):
+    async with courier(redis_url, amqp_url, namespace) as made:
+        await out.raw(nested(levels))
+        await out.publish(step(A, "O2"))
+        await all_handled(made, {A: ["O2"]})
+        (letter,) = await out.dead(1)
+        message = letter["body"]["message"]
+        if "raw_base64" in message:
+            assert (base64.b64decode(message["raw_base64"]), message["cut"]) == (nested(levels), False)
+        else:
+            assert levels < 255
+        await made.drain()
+        assert await out.ready(out.topology.partition_queue(0)) == 0
+
+
+async def test_a_dead_letter_of_a_large_message_carries_its_beginning(redis_url, amqp_url, namespace, out):
+    async with courier(redis_url, amqp_url, namespace) as made:
+        body = b'[{"body":"' + b"x" * 2_000_000 + b'"}]'
+        await out.raw(body)
+        (letter,) = await out.dead(1)
+        message = letter["body"]["message"]
+        assert base64.b64decode(message["raw_base64"]) == body[: 64 * 1024]
+        assert message["cut"] is True
+        await eventually(lambda: is_empty(made))
+
+
+async def test_a_bundle_of_too_many_members_is_one_unreadable_message(redis_url, amqp_url, namespace, out):
+    async with courier(redis_url, amqp_url, namespace) as made:
+        await out.raw(b"[" + b",".join([b"{}"] * 65) + b"]")
+        await out.publish(step(A, "O1"))
+        await all_handled(made, {A: ["O1"]})
+        (letter,) = await out.dead(1)
+        assert "65 members, where 64 are the most" in letter["body"]["detail"]
+        await made.drain()
+        assert await out.ready(out.topology.dead) == 0
+
+
+async def test_a_message_that_closes_its_channel_fails_alone_and_is_named(redis_url, amqp_url, namespace, out):
+    async with courier(redis_url, amqp_url, namespace) as made:
+        made_by = Composer(made.topology, made.outbox._clock)
+        good = made_by.compose(step(A, "O1")[1], session=A, id_parts=("x",))
+        closing = Outgoing("too-large", f"{namespace}-missing", "", b"x" * 2_000_000)
+        with structlog.testing.capture_logs() as logs:
+            sent = [made.publisher.send(closing), made.publisher.send(good)]
+            async with asyncio.timeout(15):
+                refused, confirmed = await asyncio.gather(*sent, return_exceptions=True)
+        assert isinstance(refused, BrokerAway)
+        assert confirmed is None
+        (entry,) = [entry for entry in logs if entry["event"] == "message.refused_by_broker"]
+        assert (entry["id"], entry["exchange"], entry["bytes"]) == ("too-large", closing.exchange, 2_000_000)
+        await made.publisher.send(good)
 
 
 class RawText(str):
@@ -427,6 +491,26 @@ async def test_a_message_for_no_queue_stays_in_the_outbox(redis_url, amqp_url, n
         assert await made.lying() == 1
 
 
+async def test_messages_that_no_queue_takes_do_not_hide_the_others_from_the_relay(redis_url, amqp_url, namespace, out):
+    async with courier(redis_url, amqp_url, namespace) as made:
+        made_by = Composer(made.topology, made.outbox._clock)
+        good = made_by.compose(step(A, "O1")[1], session=A, id_parts=("good",))
+        messages, due = made.keys.outbox("session", made.keys.partition(A))
+        for number in range(300):
+            await made.store.redis.hset(messages, f"lost{number}", Outgoing("", good.exchange, "p99", b"{}").pack())
+            await made.store.redis.zadd(due, {f"lost{number}": 1 + number})
+        await made.store.redis.hset(messages, good.id, good.pack())
+        await made.store.redis.zadd(due, {good.id: 1_000})
+
+        async def relayed():
+            await made.outbox.relay()
+            return await made.handled(A) == ["O1"]
+
+        await eventually(relayed, within=20)
+        assert await made.store.redis.zcard(due) >= 300
+        assert made.registry.get_sample_value("turnkeeper_outbox_oldest_seconds", {"service": "session"}) > 1e6
+
+
 # -- servers of the test's own, which it may kill
 
 
@@ -513,6 +597,56 @@ async def test_a_store_that_may_forget_is_not_ready_and_says_why(own, namespace,
     finally:
         await made.store.redis.config_set(name, right)
         await made.crash()
+
+
+@pytest.mark.slow
+async def test_a_store_that_answers_and_takes_nothing_is_not_ready(own, namespace):
+    store = Store(connect_redis(own[1].redis_url, "test"))
+    check = StoreCheck(store, Keys(namespace, 2), allow_volatile=False)
+    try:
+        await store.redis.config_set("maxmemory", 1)
+        assert (await check()).startswith("Redis refuses writes (")
+        await store.redis.config_set("maxmemory", 0)
+        assert await check() is None
+    finally:
+        await store.redis.config_set("maxmemory", 0)
+        await store.redis.aclose()
+
+
+@pytest.mark.slow
+async def test_warnings_end_with_their_fault(own, namespace):
+    store = Store(connect_redis(own[1].redis_url, "test"))
+    check = StoreCheck(store, Keys(namespace, 2), allow_volatile=True)
+    try:
+        await store.redis.config_set("appendfsync", "everysec")
+        assert await check() is None
+        assert check.warnings
+        await store.redis.config_set("appendfsync", "always")
+        assert await check() is None
+        assert not check.warnings
+    finally:
+        await store.redis.config_set("appendfsync", "always")
+        await store.redis.aclose()
+
+
+@pytest.mark.slow
+async def test_where_config_is_forbidden_the_operator_answers_for_appendfsync(own, namespace):
+    async with fresh_redis(own[1].redis_url) as redis:
+        await redis.acl_setuser("noconfig", True, passwords=["+word"], keys=["*"], categories=["+@all"],
+                                commands=["-config"])  # fmt: skip
+    store = Store(connect_redis(with_password(own[1].redis_url, "word").replace("//:", "//noconfig:"), "test"))
+    keys = Keys(namespace, 2)
+    assert "TURNKEEPER_REDIS_APPENDFSYNC=always" in await StoreCheck(store, keys, allow_volatile=False)()
+    assert await StoreCheck(store, keys, allow_volatile=False, appendfsync="always")() is None
+    await store.redis.aclose()
+
+
+async def test_a_wrong_password_is_told_as_one(redis_url, namespace):
+    store = Store(connect_redis(with_password(redis_url, "wrong"), "test"))
+    said = await StoreCheck(store, Keys(namespace, 2), allow_volatile=False)()
+    assert said.startswith("Redis refuses us (")
+    assert "check user and password" in said
+    await store.redis.aclose()
 
 
 async def test_another_partition_count_is_told(redis_url, amqp_url, namespace):
