@@ -268,3 +268,19 @@ def test_a_token_of_the_command_line_is_the_users(stack: Stack, told: Run, sessi
 def test_a_scenario_plays_on_a_running_stack(told: Run, stack: Stack, tmp_path: Path) -> None:
     played = told("demo", "twice", "--on-running")
     assert played[0]["world"][0].endswith("R1 Fri 19:00 x4; R2 Sat 20:30 x4")
+
+
+def test_a_wrong_namespace_and_what_amqp_cannot_carry_are_told(told: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    told("publish", "restaurant", "--via", "amqp", "--type", "x" * 300, status=1)
+    assert "AMQP cannot carry this" in told.err  # type: ignore[attr-defined]
+    monkeypatch.setenv("TURNKEEPER_NAMESPACE", "nowhere")
+    told("dead", "list", status=1)
+    assert "no queue 'nowhere.turnkeeper.dead'" in told.err  # type: ignore[attr-defined]
+    told("publish", "restaurant", "--via", "amqp", status=1)
+    assert "no exchange 'nowhere.turnkeeper.events'" in told.err  # type: ignore[attr-defined]
+    told("doctor", status=1)
+
+
+def test_a_session_that_is_not_there_has_no_operations_to_show(told: Run) -> None:
+    told("operations", f"no-{secrets.token_hex(4)}", status=1)
+    assert "404" in told.err  # type: ignore[attr-defined]
