@@ -1,6 +1,5 @@
 """Composition root: the only module that names concrete classes."""
 
-import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -74,7 +73,7 @@ async def build(rt: Runtime[SessionSettings]) -> None:
             tokens,
             Operators.parse(settings.operator_tokens.get_secret_value()),
             rt.clock,
-            stopping=getattr(rt, "stopping", None) or asyncio.Event(),
+            stopping=rt.stopping,
             most_streams=settings.session_streams,
         )
     )

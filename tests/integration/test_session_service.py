@@ -1,9 +1,12 @@
 """The session service as a process on real servers: doorbells, replicas, drains, and starts that are refused."""
 
+import asyncio
 import signal
 import subprocess
 import sys
 
+import httpx2
+import jwt
 import pytest
 
 from tests.support.eventually import eventually
@@ -145,6 +148,21 @@ async def test_a_drain_by_sigterm_ends_well_and_loses_nothing(replicas, near):
     for number in range(7):
         told = [line["text"] for line in await near.lines(f"s{number}") if line["kind"] == "reply"]
         assert told == [f"you said m{n}" for n in range(number, 150, 7)]
+
+
+async def test_an_open_stream_holds_up_no_stop(replicas, near):
+    replica = await replicas(TURNKEEPER_DRAIN_SECONDS="60").ready()
+    said = await near.say("s1", "hello")
+    await near.all_became([said])
+    token = jwt.encode({"sub": "ana", "exp": 2_000_000_000}, USER_SECRET, "HS256")
+    headers = {"authorization": f"Bearer {token}", "accept": "text/event-stream"}
+    url = f"{replica.base}/v1/sessions/s1/timeline"
+    async with httpx2.AsyncClient(timeout=20) as client, client.stream("GET", url, headers=headers) as answer:
+        lines = answer.aiter_lines()
+        assert await anext(lines) == "id: 1"
+        replica.process.send_signal(signal.SIGTERM)
+        assert [line async for line in lines][-1] == ""
+    assert await asyncio.to_thread(replica.process.wait, 20) == 0
 
 
 @pytest.mark.slow
