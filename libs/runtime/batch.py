@@ -83,7 +83,9 @@ class Store:
 
     async def serve(self) -> None:
         """Send batches until cancelled."""
-        while True:
+        task = asyncio.current_task()
+        # The client may swallow a cancelling that comes while it connects; waiting on would then never end a drain.
+        while task is None or not task.cancelling():
             await self._wake.wait()
             batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
             if not self._waiting:
