@@ -3,7 +3,6 @@
 from pydantic import Field, SecretStr, field_validator
 
 from libs.contracts.origin import SealKeys
-from libs.runtime.auth import Operators
 from libs.runtime.settings import RuntimeSettings
 
 
@@ -20,12 +19,6 @@ class ConsentSettings(RuntimeSettings):
     def _keys_can_be_read(cls, keys: SecretStr) -> SecretStr:
         SealKeys.parse(keys.get_secret_value())
         return keys
-
-    @field_validator("operator_tokens")
-    @classmethod
-    def _operators_can_be_read(cls, text: SecretStr) -> SecretStr:
-        Operators.parse(text.get_secret_value())
-        return text
 
     @property
     def keys(self) -> SealKeys:

@@ -6,7 +6,7 @@ from pydantic import Field, SecretStr, field_validator
 
 from libs.contracts.keys import SESSION_TTL_MS
 from libs.contracts.origin import SealKeys
-from libs.runtime.auth import MIN_SECRET_BYTES, Operators
+from libs.runtime.auth import MIN_SECRET_BYTES
 from libs.runtime.settings import RuntimeSettings
 
 DAY_SECONDS = 86_400
@@ -45,12 +45,6 @@ class IngressSettings(RuntimeSettings):
     @classmethod
     def _seal_keys(cls, value: SecretStr) -> SecretStr:
         SealKeys.parse(value.get_secret_value())
-        return value
-
-    @field_validator("operator_tokens")
-    @classmethod
-    def _operators(cls, value: SecretStr) -> SecretStr:
-        Operators.parse(value.get_secret_value())
         return value
 
     @field_validator("user_token_secret")
