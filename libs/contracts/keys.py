@@ -7,6 +7,7 @@ All keys of one script share one hash tag, so the same code runs on one Redis, o
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from libs.contracts.ids import partition_of, shard_of
@@ -119,9 +120,15 @@ class Keys:
     namespace: str = ""
     partitions: int = 16
 
-    def _key(self, tag: str, family: str, *rest: str) -> str:
+    @cached_property
+    def _heads(self) -> dict[str, str]:
+        """What keys of each tag begin with: they are made a hundred times a turn."""
         head = f"tk:{self.namespace}:" if self.namespace else "tk:"
-        return ":".join((f"{head}{{{tag}}}", family, *rest))
+        tags = [f"{kind}{number:02}" for kind in "isp" for number in range(self.partitions)]
+        return {tag: f"{head}{{{tag}}}" for tag in (*tags, "meta")}
+
+    def _key(self, tag: str, family: str, *rest: str) -> str:
+        return ":".join((self._heads[tag], family, *rest))
 
     @property
     def everything(self) -> str:

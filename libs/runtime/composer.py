@@ -44,6 +44,6 @@ class Composer:
             trace=trace,
             epoch=self.epoch,
             at=self._clock.now_ms() if now is None else now,
-            body=message.model_dump(),
+            body={},
         )
-        return Outgoing(id, route.exchange, route.routing_key, encode(envelope))
+        return Outgoing(id, route.exchange, route.routing_key, encode(envelope, message))

@@ -10,29 +10,37 @@ import structlog
 from structlog.typing import EventDict, WrappedLogger
 
 
-def _names(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Fields named as everywhere: `ts level msg service …`."""
-    event["msg"] = event.pop("event", "")
-    return event
+class Line:
+    """The one processor of our own lines: fields named as everywhere, `ts level msg service …`, as JSON bytes.
+
+    One step instead of the six that structlog brings for it: a turn writes five lines.
+    """
+
+    def __init__(self, service: str, replica: str) -> None:
+        self._bound = {"service": service, "replica": replica}
+
+    def __call__(self, _: WrappedLogger, method: str, event: EventDict) -> bytes:
+        """The line, without its newline."""
+        if event.get("exc_info"):
+            event = structlog.processors.format_exc_info(_, method, event)
+        msg = event.pop("event", "")
+        level = "error" if method == "exception" else method
+        return _dumps({**event, **self._bound, "level": level, "ts": _now(), "msg": msg})
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
 
 
 def configure(service: str, replica: str, level: str) -> None:
     """Send structured logs to standard error, and the libraries' warnings with them."""
     number = logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
-            structlog.processors.format_exc_info,
-            _names,
-            structlog.processors.JSONRenderer(serializer=_dumps),
-        ],
+        processors=[Line(service, replica)],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.BytesLoggerFactory(file=sys.stderr.buffer),
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.bind_contextvars(service=service, replica=replica)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(service, replica))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])

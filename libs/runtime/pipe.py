@@ -7,10 +7,11 @@ reply by its command. Here a batch of four costs 80 instead of 280 microseconds 
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
+import hiredis
 from redis.asyncio import Redis
-from redis.exceptions import ConnectionError, ResponseError
+from redis.exceptions import ConnectionError, DataError, ResponseError
 
 ANSWER_SECONDS = 2.0
 IDLE_SECONDS = 1.0
@@ -31,7 +32,7 @@ class Pipe:
         OSError means that whether the commands ran is unknown, and the connection is dropped.
         """
         connection = await self._ready()
-        packed = connection.pack_commands(commands)
+        packed = [_packed(commands)]
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await connection.send_packed_command(packed, check_health=False)
@@ -60,6 +61,13 @@ class Pipe:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await connection.connect()
         return connection
+
+
+def _packed(commands: Sequence[Sequence[str | bytes | int]]) -> bytes:
+    try:
+        return b"".join([hiredis.pack_command(cast(tuple[str], tuple(command))) for command in commands])
+    except (TypeError, UnicodeEncodeError) as error:
+        raise DataError(str(error)) from error
 
 
 async def _reply(connection: Any) -> Any:

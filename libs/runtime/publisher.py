@@ -2,19 +2,20 @@
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import aiormq
 import structlog
-from aio_pika.exceptions import AMQPError, DeliveryError
-from aiormq.exceptions import AMQPError as DriverError
+from aio_pika.exceptions import DeliveryError
 from aiormq.exceptions import ChannelClosed
 from pamqp.commands import Basic
 
 from libs.contracts.codec import BUNDLE_TYPE, MAX_BUNDLE_BYTES, MAX_BUNDLE_MEMBERS, MESSAGE_TYPE, join
 from libs.contracts.errors import BrokerAway
 from libs.contracts.topology import Topology
+from libs.runtime.confirms import ConfirmChannel
 from libs.runtime.connections import Broker
 
 log = structlog.get_logger(__name__)
@@ -64,7 +65,7 @@ class Publisher:
         self._topology = topology
         self._waiting: list[_Waiting] = []
         self._wake = asyncio.Event()
-        self._channels: dict[bool, Any] = {}
+        self._channels: dict[bool, ConfirmChannel] = {}
         self._opening = asyncio.Lock()
         self._attempts = itertools.count()
         self._flushes: set[asyncio.Task[None]] = set()
@@ -95,18 +96,29 @@ class Publisher:
 
     async def _flush(self, batch: list[_Waiting]) -> None:
         try:
-            await asyncio.gather(*(self._publish(bundle) for bundle in self._bundles(batch)))
+            bundles = [(bundle, self._packed(bundle)) for bundle in self._bundles(batch)]
+            large = [(bundle, body) for bundle, body in bundles if len(body) > LARGE_BYTES]
+            small = [(bundle, body) for bundle, body in bundles if len(body) <= LARGE_BYTES]
+            await asyncio.gather(*(self._publish(some, large=some is large) for some in (small, large) if some))
         finally:
             # Whatever ends a flush, each giver hears of it: a future that stays open is never sent again (G8).
             _fail(batch, BrokerAway("no confirm"))
 
-    async def _open(self, *, large: bool) -> aiormq.Channel:
+    def _packed(self, bundle: list[_Waiting]) -> bytes:
+        first = bundle[0].message
+        return (
+            join(waiting.message.body for waiting in bundle) if self._topology.bundled(first.exchange) else first.body
+        )
+
+    async def _open(self, *, large: bool) -> ConfirmChannel:
         async with self._opening:
-            channel: Any = self._channels.get(large)
-            if channel is None or channel.is_closed:
-                channel = self._channels[large] = await self._broker.publishing.channel(confirms=True)
-            underlay: aiormq.Channel = await channel.get_underlay_channel()
-            return underlay
+            channel = self._channels.get(large)
+            if channel is None or channel.closed:
+                opened = await self._broker.publishing.channel(confirms=True)
+                channel = self._channels[large] = ConfirmChannel(
+                    cast(aiormq.Channel, await opened.get_underlay_channel())
+                )
+            return channel
 
     def _bundles(self, batch: list[_Waiting]) -> list[list[_Waiting]]:
         """Pack by destination: at most 64 members and 256 KiB, a larger member alone (design §7)."""
@@ -124,15 +136,59 @@ class Publisher:
             open_[where] = (bundle, size + len(message.body))
         return bundles
 
-    async def _publish(self, bundle: list[_Waiting]) -> None:
-        """Send one bundle. It never raises: a bundle that fails must not stop the others of its batch."""
-        first = bundle[0].message
+    async def _publish(self, bundles: Sequence[tuple[list[_Waiting], bytes]], *, large: bool) -> None:
+        """Send bundles in one write. It never raises, and one that fails does not stop the others."""
+        sent: dict[asyncio.Future[Any], list[_Waiting]] = {}
         try:
-            await self._send_bundle([waiting.message for waiting in bundle])
-        except DeliveryError as error:
+            channel = await self._open(large=large)
+            for bundle, body in bundles:
+                try:
+                    sent[self._add(channel, bundle[0].message, body)] = bundle
+                except Exception as error:
+                    log.exception("message.not_sent", exchange=bundle[0].message.exchange, id=bundle[0].message.id)
+                    _fail(bundle, BrokerAway(f"not sent: {type(error).__name__}"))
+            await channel.confirmed([*sent], seconds=CONFIRM_SECONDS)
+        except asyncio.CancelledError:
+            # The driver cancels what waits on a channel that breaks; only our own cancelling ends us.
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+        except Exception as error:
+            for bundle, _ in bundles:
+                _fail(bundle, BrokerAway(f"no confirm: {type(error).__name__}"))
+        for confirmed, bundle in sent.items():
+            _settle(bundle, confirmed)
+
+    def _add(self, channel: ConfirmChannel, first: Outgoing, body: bytes) -> "asyncio.Future[Any]":
+        return channel.add(
+            body,
+            exchange=first.exchange,
+            routing_key=first.routing_key,
+            mandatory=self._topology.mandatory(first.exchange),
+            # Unique per attempt: two in flight with one message_id would be paired wrongly (5-facts, trap 2).
+            properties=Basic.Properties(
+                content_type=BUNDLE_TYPE if self._topology.bundled(first.exchange) else MESSAGE_TYPE,
+                delivery_mode=2,
+                priority=0,
+                message_id=str(next(self._attempts)),
+            ),
+        )
+
+
+def _settle(bundle: list[_Waiting], confirmed: "asyncio.Future[Any]") -> None:
+    """Tell the givers what became of their bundle."""
+    first = bundle[0].message
+    if not confirmed.done() or confirmed.cancelled():
+        _fail(bundle, BrokerAway("no confirm in time"))
+        return
+    match confirmed.exception():
+        case None:
+            for waiting in bundle:
+                if not waiting.confirmed.done():
+                    waiting.confirmed.set_result(None)
+        case DeliveryError() as error:
             log.error("message.unroutable", exchange=first.exchange, routing_key=first.routing_key)
             _fail(bundle, BrokerAway(f"unroutable: {type(error).__name__}"))
-        except ChannelClosed as error:
+        case ChannelClosed() as error:
             # The broker closed it because of a message: too large, an exchange that is missing, a right we lack.
             log.error(
                 "message.refused_by_broker",
@@ -144,41 +200,8 @@ class Publisher:
                 error=str(error)[:300],
             )
             _fail(bundle, BrokerAway(f"refused: {type(error).__name__}"))
-        except (TimeoutError, AMQPError, DriverError, OSError, RuntimeError) as error:
+        case error:
             _fail(bundle, BrokerAway(f"no confirm: {type(error).__name__}"))
-        except asyncio.CancelledError:
-            # The driver cancels what waits on a channel that breaks; only our own cancelling ends us.
-            if (task := asyncio.current_task()) is None or task.cancelling():
-                raise
-            _fail(bundle, BrokerAway("no confirm: the channel broke"))
-        except Exception as error:
-            log.exception("message.not_sent", exchange=first.exchange, id=first.id)
-            _fail(bundle, BrokerAway(f"not sent: {type(error).__name__}"))
-        else:
-            for waiting in bundle:
-                if not waiting.confirmed.done():
-                    waiting.confirmed.set_result(None)
-
-    async def _send_bundle(self, members: list[Outgoing]) -> None:
-        first = members[0]
-        bundled = self._topology.bundled(first.exchange)
-        body = join(member.body for member in members) if bundled else first.body
-        channel = await self._open(large=len(body) > LARGE_BYTES)
-        await channel.basic_publish(
-            body,
-            exchange=first.exchange,
-            routing_key=first.routing_key,
-            mandatory=self._topology.mandatory(first.exchange),
-            # Unique per attempt: two in flight with one message_id would be paired wrongly (5-facts, trap 2).
-            properties=Basic.Properties(
-                content_type=BUNDLE_TYPE if bundled else MESSAGE_TYPE,
-                delivery_mode=2,
-                priority=0,
-                message_id=str(next(self._attempts)),
-            ),
-            timeout=CONFIRM_SECONDS,
-            wait=False,
-        )
 
 
 def _fail(batch: list[_Waiting], error: Exception) -> None:

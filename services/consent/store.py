@@ -29,6 +29,7 @@ from typing import Any, Literal
 
 import orjson
 
+from libs.contracts.codec import to_json
 from libs.contracts.errors import ContractError
 from libs.contracts.keys import DAY_MS, SESSION_TTL_MS, Keys
 from libs.contracts.session import Step
@@ -158,7 +159,7 @@ class RedisActions:
             sealed.id,
             session,
             sealed.number,
-            orjson.dumps(sealed.model_dump()),
+            to_json(sealed),
             SESSION_TTL_MS,
             OUTCOME_KEEP_MS,
             self._outbox_limit,

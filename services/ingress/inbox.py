@@ -9,8 +9,7 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-import orjson
-
+from libs.contracts.codec import to_json
 from libs.contracts.errors import StoreAway
 from libs.contracts.ingress import Input, InputAccepted
 from libs.contracts.origin import SealKeys, make_seal
@@ -71,9 +70,7 @@ class Inbox:
             depth=sealed.depth,
         )
         try:
-            placed = await self._store.append(
-                event, session, orjson.dumps(sealed.model_dump()), number, doorbell, self._clock.now_ms()
-            )
+            placed = await self._store.append(event, session, to_json(sealed), number, doorbell, self._clock.now_ms())
         except StoreAway:
             self._sessions.pop(session, None)  # whether the number was given is unknown
             raise

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from libs.contracts.codec import to_json
 from libs.contracts.errors import LostOwnership, StoreAway
 from libs.contracts.ingress import Input
 from libs.contracts.keys import SESSION_TTL_MS, Keys
@@ -94,7 +95,7 @@ class RedisSessions:
         args: list[Arg] = [
             version,
             secrets.token_hex(8),
-            decision.state.model_dump_json(exclude_defaults=True),
+            to_json(decision.state, exclude_defaults=True),
             self._clock.now_ms(),
             turn.deadline if turn and turn.deadline else "",
             session,
@@ -102,7 +103,7 @@ class RedisSessions:
             TIMELINE_KEPT,
             HISTORY_KEPT,
             len(decision.lines),
-            *(line.model_dump_json() for line in decision.lines),
+            *(to_json(line) for line in decision.lines),
             len(decision.history),
             *(orjson.dumps(entry) for entry in decision.history),
             len(decision.trimmed),

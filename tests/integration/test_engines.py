@@ -243,11 +243,11 @@ def test_what_a_killed_parent_left_is_ended_by_stop(fresh: Path, redis_url: str,
 
 
 def test_stop_ends_no_process_that_only_has_the_same_pid(fresh: Path, redis_url: str) -> None:
-    bystander = subprocess.Popen(["sleep", "60"])
+    local.start_redis(fresh)
+    record = processes.read(fresh, "redis")
+    assert record is not None
+    bystander = subprocess.Popen(["sleep", "60"])  # after Redis answered, so that it is of a later clock tick
     try:
-        local.start_redis(fresh)
-        record = processes.read(fresh, "redis")
-        assert record is not None
         text = (fresh / "run" / "redis.json").read_text()
         (fresh / "run" / "redis.json").write_text(text.replace(f'"pid": {record.pid}', f'"pid": {bystander.pid}'))
 

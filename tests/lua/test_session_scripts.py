@@ -65,7 +65,7 @@ async def test_a_first_commit_writes_every_part(commits):
     await commits.redis.hset(inbox, mapping={1: "one", 2: "two"})
     assert await commits.run(0, **FULL) == ("committed", 1)
     redis = commits.redis
-    assert await redis.hgetall(state) == {b"v": b"1", b"c": b"c", b"d": b'{"a":1}'}
+    assert await redis.hgetall(state) == {b"v": b"1", b"c": b"c", b"d": b'{"a":1}', b"e": b"0"}
     assert await redis.lrange(timeline, 0, -1) == [b"l1", b"l2"]
     assert await redis.lrange(history, 0, -1) == [b"h1"]
     assert await redis.hgetall(inbox) == {b"2": b"two"}
@@ -119,6 +119,25 @@ async def test_a_commit_without_a_deadline_takes_the_session_off_the_index(commi
 async def test_every_key_of_a_session_has_an_end(commits):
     await commits.run(0, **FULL)
     for key in (*commits.names[:3], commits.bucket):
+        assert 0 < await commits.redis.pttl(key) <= TTL_MS, key
+
+
+async def test_the_span_of_a_session_is_set_anew_once_a_day(commits):
+    day = 86_400_000
+    await commits.run(0, **FULL)
+    for key in commits.names[:3]:
+        await commits.redis.pexpire(key, 60_000)
+    await commits.run(1, "d", now=day - 1, lines=["l"])
+    assert await commits.redis.pttl(commits.names[0]) <= 60_000
+    await commits.run(2, "e", now=day)
+    for key in commits.names[:3]:
+        assert await commits.redis.pttl(key) > 60_000, key
+
+
+async def test_a_list_that_begins_later_has_an_end_too(commits):
+    await commits.run(0)
+    await commits.run(1, "d", lines=["l"], history=["h"])
+    for key in commits.names[1:3]:
         assert 0 < await commits.redis.pttl(key) <= TTL_MS, key
 
 

@@ -4,11 +4,12 @@
 --          8 lines kept  9 history kept  then counted lists: lines; history; trimmed numbers;
 --          outcomes as (key index, input id, value); outbox as (id, packed)
 -- RETURNS  {"committed", version} or {"conflict", version stored}
+-- STATE    v version  c last commit  d state  e day (since 1970) on which the time to live was set
 -- INVARIANT the version names the state that the decision was made from; of two owners one commits (G5).
 --          Nothing is in the outbox that was not committed with the state that caused it (G8).
 -- Atomic: any part without the others is a lost message, a repeated turn or an untold outcome.
 --@include outbox
-local stored = redis.call('HMGET', KEYS[1], 'v', 'c')
+local stored = redis.call('HMGET', KEYS[1], 'v', 'c', 'e')
 local version = tonumber(stored[1] or '0')
 local expected = tonumber(ARGV[1])
 if version == expected + 1 and stored[2] == ARGV[2] then
@@ -18,22 +19,30 @@ if version ~= expected then
   return {'conflict', version}
 end
 local ttl = ARGV[7]
-redis.call('HSET', KEYS[1], 'v', expected + 1, 'c', ARGV[2], 'd', ARGV[3])
-redis.call('PEXPIRE', KEYS[1], ttl)
+local today = math.floor(tonumber(ARGV[4]) / 86400000)
+redis.call('HSET', KEYS[1], 'v', expected + 1, 'c', ARGV[2], 'd', ARGV[3], 'e', today)
 local at = 10
 local function push(key, kept)
   local n = tonumber(ARGV[at])
-  for i = at + 1, at + n do
-    redis.call('RPUSH', key, ARGV[i])
+  local length = 0
+  for i = at + 1, at + n, 1000 do -- a call takes a bounded number of arguments
+    length = redis.call('RPUSH', key, unpack(ARGV, i, math.min(i + 999, at + n)))
   end
-  if n > 0 then
+  if length > tonumber(kept) then
     redis.call('LTRIM', key, -tonumber(kept), -1)
-    redis.call('PEXPIRE', key, ttl)
+  end
+  if n > 0 and length == n then
+    redis.call('PEXPIRE', key, ttl) -- it is new
   end
   at = at + n + 1
 end
 push(KEYS[2], ARGV[8])
 push(KEYS[3], ARGV[9])
+if tonumber(stored[3]) ~= today then -- once a day is enough for a span of months
+  for i = 1, 3 do
+    redis.call('PEXPIRE', KEYS[i], ttl)
+  end
+end
 local trimmed = tonumber(ARGV[at])
 for i = at + 1, at + trimmed do
   redis.call('HDEL', KEYS[4], ARGV[i])

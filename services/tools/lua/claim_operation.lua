@@ -45,12 +45,14 @@ local turn_field = 't:' .. ARGV[13] .. ':' .. ARGV[9]
 local bound = redis.call('HGET', KEYS[5], turn_field) or redis.call('HGET', KEYS[6], turn_field)
   or redis.call('HGET', KEYS[7], turn_field)
 if bound and bound ~= ARGV[14] then return {'refused', 'the turn was begun by somebody else'} end
+local taken = {}
 for i = 1, seals do
   local known = redis.call('HGET', KEYS[7 + i], ARGV[23 + i])
   if known then
     local root, steps = string.match(known, '^(%S+) (%d+)$')
     if root ~= ARGV[9] then return {'refused', 'an input belongs to another turn'} end
     if tonumber(steps) >= tonumber(ARGV[15]) then return {'refused', 'too many steps for one input'} end
+    taken[i] = tonumber(steps)
   end
 end
 
@@ -77,9 +79,7 @@ if not bound then
   redis.call('PEXPIRE', KEYS[6], ARGV[16])
 end
 for i = 1, seals do
-  local known = redis.call('HGET', KEYS[7 + i], ARGV[23 + i])
-  local steps = known and tonumber(string.match(known, ' (%d+)$')) or 0
-  redis.call('HSET', KEYS[7 + i], ARGV[23 + i], ARGV[9] .. ' ' .. (steps + 1))
+  redis.call('HSET', KEYS[7 + i], ARGV[23 + i], ARGV[9] .. ' ' .. ((taken[i] or 0) + 1))
   redis.call('PEXPIRE', KEYS[7 + i], ARGV[16])
 end
 
@@ -88,8 +88,10 @@ redis.call('HSET', KEYS[1], 'state', 'pending', 'call', call, 'owner', owner, 'l
            'not_after', ARGV[5], 'fingerprint', ARGV[6], 'id', ARGV[7], 'turn', ARGV[8], 'root', ARGV[9],
            'tool', ARGV[10], 'args', ARGV[11], 'context', ARGV[12], 'attempt', attempt + 1, 'claimed_at', now,
            'action', action_step ~= '' and string.match(action, '([^:]+)$') or '', 'step', action_step)
-redis.call('HDEL', KEYS[1], 'result', 'reason', 'finished_at')
-redis.call('PERSIST', KEYS[1])
+if state then -- a released key is claimed again
+  redis.call('HDEL', KEYS[1], 'result', 'reason', 'finished_at')
+  redis.call('PERSIST', KEYS[1])
+end
 redis.call('ZADD', KEYS[3], lease_until, ARGV[18])
 redis.call('ZADD', KEYS[4], ARGV[5], ARGV[18])
 redis.call('ZADD', KEYS[2], now, ARGV[7] .. ':' .. ARGV[19])
