@@ -82,8 +82,9 @@ class Planned:
 
 def application_faults(config: Path, application: Application, lab: Lab) -> list[str]:
     """What the services would not start with though the file itself is well: each as `path: what is wrong`."""
-    rules = config.parent / application.planner.scripted.rules
-    faults = [] if rules.is_file() else [f"planner.scripted.rules: there is no file {rules}"]
+    scripted = application.planner.scripted
+    rules = config.parent / scripted.rules if scripted else None
+    faults = [f"planner.scripted.rules: there is no file {rules}"] if rules and not rules.is_file() else []
     functions = {
         name: tool.connector.python.function
         for name, tool in application.tools.items()

@@ -170,7 +170,28 @@ class EventType(Part):
     """What a type of event means (design §4.1)."""
 
     subject: Template | None = None
+    sequence: Template | None = None
+    """Orders the events of a subject, per source and stream: older than what was applied is history, not action.
+    Compared as numbers where both are numbers."""
+    stream: Template | None = None
+    """Sequences of different streams of one subject are not compared."""
     gone: bool = False
+    """The subject is gone: its operation is neither reused nor compensated."""
+    moot: bool = False
+    """Pending timers and queued input about the subject are superseded."""
+    notice: Template | None = None
+    """Told to the user when the event arrives; no turn begins."""
+    supersedes_questions: bool = False
+    """Open questions about the subject are superseded."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        named = [name for name in ("sequence", "gone", "moot", "supersedes_questions") if getattr(self, name)]
+        if named and self.subject is None:
+            raise ValueError(f"subject: {named[0]} is about a subject; say which")
+        if self.stream is not None and self.sequence is None:
+            raise ValueError("sequence: a stream orders by its sequence; say where that is")
+        return self
 
 
 class Source(Part):
@@ -246,6 +267,13 @@ class Keyed(Part):
     for_: Duration = Field(alias="for")
 
 
+class ToolCall(Part):
+    """A call of another tool; texts of its arguments are templates."""
+
+    tool: Slug
+    args: dict[str, Any] = {}
+
+
 def _keyed(value: Any) -> Any:
     return None if value is False else value
 
@@ -263,6 +291,11 @@ class Tool(Part):
     """Arguments that the door overwrites with who is acting, as templates over `origin` and `owner`."""
     connector: Connector
     registers: Template | None = None
+    compensate: ToolCall | None = None
+    """Undoes a committed operation when the user revises their wish. Sees the arguments and `result`."""
+    lookup: ToolCall | None = None
+    """Asks the destination what became of an operation, by `key`. Sees the arguments, `key`, and `result` where it is
+    known."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -286,25 +319,103 @@ class Scripted(Part):
     rules: str
 
 
-class Planner(Part):
-    """What stands in the model's place."""
+class HttpPlanner(Part):
+    """A planner behind one URL: the view goes as JSON, a plan comes back."""
 
-    scripted: Scripted
+    url: str = Field(pattern=r"^https?://\S+$")
+    timeout: Duration = 30.0
+    """Of one attempt."""
+    retries: int = Field(2, ge=0, le=10)
+    headers: dict[str, str] = {}
+    """Values are references: `env:NAME`, `file:PATH`."""
+
+
+class OpenaiPlanner(Part):
+    """Any server that speaks Chat Completions. Tools go as functions."""
+
+    url: str = Field("https://api.openai.com/v1", pattern=r"^https?://\S+$")
+    """The base URL: `/chat/completions` is added."""
+    model: str
+    key: str | None = None
+    """A reference: `env:NAME`, `file:PATH`."""
+    instructions: str = ""
+    """Added to the system message."""
+    timeout: Duration = 60.0
+    retries: int = Field(2, ge=0, le=10)
+    tokens: int = Field(16_000, ge=1_000)
+    """Most tokens of the view, estimated at four characters each; older history is cut, and the cut is said."""
+    answer_tokens: int = Field(1_000, ge=1)
+
+
+class AmqpPlanner(Part):
+    """An agent in any language: it takes requests from `turnkeeper.planner` and answers to `turnkeeper.plans`."""
+
+
+class Planner(Part):
+    """What stands in the model's place: exactly one of them."""
+
+    scripted: Scripted | None = None
+    http: HttpPlanner | None = None
+    openai: OpenaiPlanner | None = None
+    amqp: AmqpPlanner | None = None
+    deadline: Duration = 120.0
+    """Without a plan by then the turn fails and the session goes on."""
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        given = [name for name in ("scripted", "http", "openai", "amqp") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError("give one of scripted, http, openai and amqp")
+        return self
+
+
+class InFlight(Part):
+    """What becomes of input that arrives while a turn of its own origin runs; the first rule that fits counts.
+
+    `source` and `type` say which input (patterns as in `offer.*`; without them any). What the input is to the running
+    turn, the planner says.
+    """
+
+    source: str = "*"
+    type: str = "*"
+    adds: Literal["merge", "queue", "restart", "reject"] = "merge"
+    independent: Literal["queue", "reject"] = "queue"
+    revises: Literal["revise", "queue", "reject"] = "revise"
+    unclear: Literal["ask", "queue", "reject"] = "ask"
+
+    def fits(self, source: str, type: str) -> bool:
+        """Whether this rule is about such an input."""
+        return fnmatchcase(source, self.source) and fnmatchcase(type, self.type)
 
 
 class Caps(Part):
-    """Limits of one turn and one session."""
+    """Limits of one turn and one session. Each is its own outcome, metric and notice to the operator."""
 
     steps: int = Field(20, ge=1)
     causation_depth: int = Field(5, ge=1)
     open_questions: int = Field(10, ge=1)
+    turns_per_origin_per_hour: int = Field(60, ge=1)
+    same_step: int = Field(3, ge=1)
+    """So often a turn may take a step with the same arguments."""
+    timers: int = Field(100, ge=1)
+    """Pending timers of one session."""
 
 
 class Session(Part):
     """How sessions behave."""
 
+    in_flight: tuple[InFlight, ...] = ()
     action_ttl: Duration = 600.0
     caps: Caps = Caps()
+    pause: Duration = 600.0
+    """So long a paused turn waits for an answer to its question."""
+    observe: bool = False
+    """Compute each question that would be asked, and block nothing: to measure an agent before it is guarded."""
+
+    def in_flight_rule(self, source: str, type: str) -> tuple[int, InFlight]:
+        """The first rule that fits and its place (from 1); place 0 is what holds where no rule fits."""
+        found = ((place, rule) for place, rule in enumerate(self.in_flight, 1) if rule.fits(source, type))
+        return next(found, (0, InFlight()))
 
 
 class World(Part):
@@ -342,6 +453,16 @@ class Application(Part):
                 faults.append(
                     f"tools.{name}.connector.sandbox: there is no collection {tool.connector.sandbox.collection!r}"
                 )
+            for use in ("compensate", "lookup"):
+                call: ToolCall | None = getattr(tool, use)
+                if call is not None and call.tool not in self.tools:
+                    faults.append(f"tools.{name}.{use}.tool: there is no tool {call.tool!r}")
+            if (
+                tool.lookup is not None
+                and tool.lookup.tool in self.tools
+                and self.tools[tool.lookup.tool].effect == "write"
+            ):
+                faults.append(f"tools.{name}.lookup.tool: {tool.lookup.tool} writes; a look-up must not")
         return faults
 
     def _source_faults(self) -> list[str]:

@@ -23,6 +23,8 @@ class IssueAction(Message):
     turn: Slug
     steps: tuple[Step, ...]
     seals: tuple[Seal, ...]
+    supersedes: tuple[Slug, ...] = ()
+    """Open questions that this one takes the place of. Where one was accepted meanwhile, this one is not opened."""
     note: str = ""
     """The planner's own words. Never shown: only the lab switch `question_by_note` puts them into the question."""
 
@@ -33,6 +35,15 @@ class CancelAction(Message):
     TO: ClassVar[Destination] = "consent"
 
     action: Slug
+    reason: str
+
+
+class SupersedeActions(Message):
+    """A newer event makes these open questions wrong: close them as superseded. What was decided stays decided."""
+
+    TO: ClassVar[Destination] = "consent"
+
+    actions: tuple[Slug, ...]
     reason: str
 
 

@@ -9,7 +9,7 @@ from libs.contracts.envelope import Destination, Message
 from libs.contracts.ids import Slug
 from libs.contracts.origin import Origin, Seal
 
-InputKind = Literal["message", "event", "decision", "cancel"]
+InputKind = Literal["message", "event", "decision", "cancel", "timer"]
 
 
 class Input(BaseModel):
@@ -41,6 +41,56 @@ class InputAccepted(Message):
     TO: ClassVar[Destination] = "session"
 
     input: Input
+
+
+class SetTimer(Message):
+    """The door tells ingress to fire a timer. Once is `due`; again and again is `rule`, from `due` on.
+
+    `attestation` is made with the seal key over ("timer", timer, session, setter, rule, due, digest): the session
+    service may write to the same exchange and must not be able to set a timer.
+    """
+
+    TO: ClassVar[Destination] = "ingress"
+
+    timer: Slug
+    """Unique in its session, from the operation that set it."""
+    operation: str
+    setter: str
+    """Kind, source and principal of who set it."""
+    due: int
+    """Milliseconds (Unix)."""
+    rule: str = ""
+    """RFC 5545 recurrence rule, without DTSTART."""
+    zone: str = "UTC"
+    misfire: Literal["run-late", "skip", "coalesce"] = "run-late"
+    lateness: int = 86_400_000
+    """Milliseconds: an instant that is later than this is skipped, whatever `misfire` says."""
+    subject: str = ""
+    data: JSON = None
+    attestation: str
+
+
+class StopTimer(Message):
+    """End a timer: cancelled through the door (then with an attestation over ("stop", timer, session)), or because its
+    subject is moot (then sent by the session, which can only end timers of its own)."""
+
+    TO: ClassVar[Destination] = "ingress"
+
+    timer: Slug
+    reason: str
+    attestation: str = ""
+
+
+class TimerSkipped(Message):
+    """An instant of a timer that did not fire, by its misfire rule. `instant` in milliseconds (Unix)."""
+
+    TO: ClassVar[Destination] = "session"
+
+    timer: Slug
+    instant: int
+    reason: str
+    count: int = 1
+    """How many instants this is about."""
 
 
 class RegisterSubject(Message):

@@ -36,6 +36,38 @@ class TimelineLine(BaseModel):
     cause: str = ""
 
 
+class PlanRequested(Message):
+    """A plan is wanted for a turn, from a planner that may be slow. `token` is good for one answer, until `deadline`
+    (milliseconds, Unix)."""
+
+    TO: ClassVar[Destination] = "planner"
+
+    turn: Slug
+    plan: int
+    """The number of the request in its session; with the turn it is what an answer belongs to."""
+    token: str
+    deadline: int
+    view: dict[str, JSON]
+    """What the planner is shown: see `docs/planners.md`."""
+
+
+class PlanMade(Message):
+    """The planner's answer. Ignored, and recorded, where (turn, plan) is not what is waited for."""
+
+    TO: ClassVar[Destination] = "session"
+
+    turn: Slug
+    plan: int
+    token: str
+    steps: tuple[Step, ...] = ()
+    reply: str = ""
+    note: str = ""
+    relation: Literal["", "adds", "independent", "revises", "unclear"] = ""
+    """What an input that came while the turn ran is to that turn."""
+    fault: str = ""
+    """Why there is no plan, for the operator."""
+
+
 class Notice(Message):
     """What applications subscribe to: routing key `<session>.<topic>`."""
 

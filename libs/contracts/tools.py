@@ -1,6 +1,6 @@
 """What the door owns: operations, from the claim of their key to the outcome."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from libs.contracts.canonical import JSON, digest
 from libs.contracts.envelope import Destination, Message
@@ -27,6 +27,26 @@ class RunStep(Message):
     seals: tuple[Seal, ...]
     not_after: int
     """Milliseconds (Unix): an absent key is not claimed after this."""
+
+
+class LookUpOperation(Message):
+    """Ask the destination what became of an operation (its tool's `lookup`), or whether its effect still stands."""
+
+    TO: ClassVar[Destination] = "tools"
+
+    operation: Slug
+    key: str
+
+
+class LookedUp(Message):
+    """What the destination says now of a committed operation: `stands`, `gone`, or `unknown` where it did not say."""
+
+    TO: ClassVar[Destination] = "session"
+
+    operation: Slug
+    key: str
+    found: Literal["stands", "gone", "unknown"]
+    result: JSON = None
 
 
 class WithdrawOperation(Message):

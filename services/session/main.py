@@ -7,7 +7,7 @@ from pathlib import Path
 import jsonschema_rs
 import structlog
 
-from libs.contracts.application import Application, load_application
+from libs.contracts.application import Application, ApplicationError, load_application
 from libs.contracts.canonical import JSON
 from libs.contracts.errors import LostOwnership, StoreAway
 from libs.contracts.ingress import InputAccepted
@@ -110,6 +110,8 @@ class ArgumentSchemas:
 
 def rules_path(application: Application, config: Path) -> Path:
     """The rules file, relative to the application file."""
+    if application.planner.scripted is None:
+        raise ApplicationError(str(config), ["planner: it has no rules"])
     return config.parent / application.planner.scripted.rules
 
 

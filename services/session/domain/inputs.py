@@ -28,7 +28,7 @@ def on_input(draft: Draft, input: Input, rules: Rules) -> None:
             turns.cancel(draft)
         case "message":
             _on_message(draft, ref, input, rules)
-        case "event":
+        case "event" | "timer":
             if _full(draft):
                 _dropped(draft, ref)
                 return
@@ -158,3 +158,5 @@ def _shown(input: Input) -> str:
             return f"{input.origin.principal}: cancel"
         case "event":
             return f"{input.source}: {input.type or 'event'}"
+        case "timer":
+            return f"timer {input.event}"
