@@ -186,9 +186,6 @@ class EventType(Part):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        named = [name for name in ("sequence", "gone", "moot", "supersedes_questions") if getattr(self, name)]
-        if named and self.subject is None:
-            raise ValueError(f"subject: {named[0]} is about a subject; say which")
         if self.stream is not None and self.sequence is None:
             raise ValueError("sequence: a stream orders by its sequence; say where that is")
         return self
@@ -220,6 +217,11 @@ class Source(Part):
                 raise ValueError("route: a user's message names its session in the path; leave route out")
         elif self.route is None:
             raise ValueError("route: say how its events find a session")
+        routed = self.route is not None and self.route.subject is not None
+        for type, meaning in self.types.items():
+            about = [name for name in ("sequence", "gone", "moot", "supersedes_questions") if getattr(meaning, name)]
+            if about and meaning.subject is None and not routed:
+                raise ValueError(f"types.{type}.subject: {about[0]} is about a subject; say which")
         if self.verify.scheme != "user-token" and self.kind == "user":
             raise ValueError("kind: only a user-token source speaks for a user")
         return self
