@@ -52,7 +52,10 @@ def application(**caps: int) -> Application:
     return parse_application(
         {
             "sources": {
-                "restaurant": {**webhook, "types": {"table.gone": {"gone": True}}},
+                "restaurant": {
+                    **webhook,
+                    "types": {"table.gone": {"gone": True, "subject": "reservation:{{ data.id }}"}},
+                },
                 "cinema": webhook,
                 "app": {"verify": {"scheme": "user-token"}},
             },

@@ -90,7 +90,7 @@ def test_a_good_file_is_read():
         ("tools/pay/consent", "sometimes", "tools.pay.consent"),
         ("tools/pay/ask", "{{", "tools.pay.ask"),
         ("tools/pay/keyed", {"for": "soon"}, "tools.pay.keyed.for"),
-        ("tools/pay/lookup", {"tool": "nothing"}, "tools.pay.lookup"),
+        ("tools/pay/lookup", {"tool": "nothing"}, "tools.pay.lookup.tool"),
         (
             "tools/pay/connector",
             {"sandbox": {"collection": "none", "verb": "put"}},
