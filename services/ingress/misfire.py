@@ -5,6 +5,7 @@ own rule (design §4.4): `run-late` fires each, late, at most `MOST_LATE`; `coal
 fires none. One that is later than the timer's `lateness` never fires.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
@@ -15,7 +16,7 @@ from libs.contracts.canonical import JSON
 from libs.contracts.ids import derive_id, is_text_id
 from libs.contracts.ingress import SetTimer
 from libs.contracts.reasons import TimerSkip
-from libs.contracts.recurrence import check_rule, next_instant
+from libs.contracts.recurrence import check_rule, instants, next_instant
 from services.ingress.domain import MARK_LENGTH, Event
 
 SOURCE = "timer"
@@ -23,8 +24,8 @@ SOURCE = "timer"
 TYPE = "timer.fired"
 MOST_LATE = 10
 """So many missed instants of one timer fire late; a turn for each minute of a night would help nobody."""
-MOST_WALKED = 1_000
-"""So many instants are looked at in one go; more are passed over in steps of so many."""
+MOST_WALKED = 1_500
+"""So many instants are looked at in one go, a day of minutes; more are passed over in steps of so many."""
 MOST_DATA = 16 * 1024
 """Bytes of a timer's data as JSON."""
 OUTCOME_KEPT_MS = 96 * 3_600_000
@@ -68,9 +69,9 @@ class Timer:
         """From the store. Raises ValueError or TypeError for what is none."""
         return cls(**orjson.loads(packed), next=next, fired=fired, skipped=skipped)
 
-    def after(self, instant: int) -> int | None:
-        """The first instant after this one."""
-        return next_instant(self.rule, self.zone, self.due, instant) if self.rule else None
+    def after(self, instant: int) -> Iterator[int]:
+        """The instants after this one, in order."""
+        return instants(self.rule, self.zone, self.due, instant) if self.rule else iter(())
 
 
 _BESIDE = ("next", "fired", "skipped")
@@ -125,9 +126,11 @@ def next_move(timer: Timer, *, now: int, grace_ms: int) -> Move | None:
 def _due(timer: Timer, now: int) -> tuple[list[int], int | None]:
     """The instants up to now, at most `MOST_WALKED`, and the one after them."""
     due = [timer.next]
-    while (following := timer.after(due[-1])) is not None and following <= now and len(due) < MOST_WALKED:
+    for following in timer.after(timer.next):
+        if following > now or len(due) == MOST_WALKED:
+            return due, following
         due.append(following)
-    return due, following
+    return due, None
 
 
 def _over(due: list[int], following: int | None, count: int, reason: TimerSkip | Literal[""] = "") -> Move:
