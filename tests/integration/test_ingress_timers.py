@@ -239,6 +239,31 @@ async def test_a_timer_that_was_set_while_ingress_was_down_fires_late_once(deplo
     assert [input["event"] for input in await deployment.inbox(session)] == [f"late@{instant_text(due)}"]
 
 
+async def test_a_replica_that_is_killed_while_it_fires_loses_nothing_and_doubles_nothing(
+    deployment: Deployment,
+) -> None:
+    session, due = await deployment.session(), now_ms() + 2_000
+    ids = [f"tm{number}" for number in range(60)]
+    await deployment.work(session, *(a_timer(id, session, due=due) for id in ids))
+    await pending(deployment, session, *ids)
+
+    async def begun() -> bool:
+        return bool(await deployment.inbox(session))
+
+    await eventually(begun, within=15)
+    deployment.processes[0].stop(signal.SIGKILL)
+
+    async def all_fired() -> bool:
+        return len(await deployment.inbox(session)) >= len(ids)
+
+    await eventually(all_fired, within=20)
+    deployment.processes[0].start()
+    await deployment.processes[0].ready()
+    await deployment.done_with(session)
+    fired = [input["event"] for input in await deployment.inbox(session)]
+    assert sorted(fired) == sorted(f"{id}@{instant_text(due)}" for id in ids)
+
+
 async def test_a_stopped_timer_is_never_set_again_by_a_copy_that_comes_late(deployment: Deployment) -> None:
     session = await deployment.session()
     first = a_timer("gone", session, due=now_ms() + 600_000)
