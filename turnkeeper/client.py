@@ -202,6 +202,10 @@ class Client:
         except httpx2.TransportError as error:
             raise _away("session", self.target.url("session"), error) from error
 
+    def timers(self, session: str) -> list[dict[str, Any]]:
+        """A session's pending timers, the next to fire first. Raises Refused."""
+        return list(self._get("ingress", _in_session(session, "timers"))["timers"])
+
     # -- consent
 
     def actions(self, session: str) -> list[dict[str, Any]]:

@@ -48,6 +48,8 @@ class Event:
     window_ms: int
     accepted_at: int
     by_body: bool = False
+    depth: int = 0
+    """Causation depth: an event from outside begins anew, what a timer fires does not."""
 
     @property
     def origin(self) -> Origin:

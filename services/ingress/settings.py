@@ -41,6 +41,10 @@ class IngressSettings(RuntimeSettings):
         description="How long a subject leads to its session; no longer than a session lives",
     )
 
+    ingress_timer_grace_seconds: float = Field(
+        5.0, ge=1, le=3600, description="A timer's instant that is later than this was missed: `misfire` says what then"
+    )
+
     @field_validator("seal_keys")
     @classmethod
     def _seal_keys(cls, value: SecretStr) -> SecretStr:

@@ -223,6 +223,13 @@ def test_every_source_that_cannot_be_verified_stops_the_start_and_no_secret_is_s
     assert "Traceback" not in told
 
 
+def test_no_sender_may_take_the_name_of_what_timers_fire(tmp_path: Path) -> None:
+    application = {**APPLICATION, "sources": {**APPLICATION["sources"]}}
+    application["sources"]["timer"] = application["sources"]["direct"]
+    told = refused_start(tmp_path, application)
+    assert "sources.timer: this name is kept for what timers fire" in told
+
+
 def test_settings_that_are_wrong_are_told_all_at_once_without_their_values(tmp_path: Path) -> None:
     told = refused_start(
         tmp_path,

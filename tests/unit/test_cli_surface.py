@@ -16,7 +16,7 @@ from turnkeeper.demo import scenario as scenarios
 from turnkeeper.target import DINNER, Target
 
 COMMANDS = """up|down|status|doctor|demo|publish|say|cancel|actions|accept|decline|sessions|session create|timeline|
-operations|resolve|dead list|dead show|dead replay|dead drop|quarantine list|quarantine show|quarantine release|
+timers|operations|resolve|dead list|dead show|dead replay|dead drop|quarantine list|quarantine show|quarantine release|
 held list|held release|token|secrets init"""
 ALL = [command.strip() for command in COMMANDS.split("|")]
 Handler = Callable[[httpx2.Request], httpx2.Response]
@@ -175,6 +175,33 @@ def test_the_timeline_is_one_object_a_line_for_programs(speak: Speak, capsys: py
         "  1 input             ana: hello\\u{A}there",
         "  2 turn.start        origin=restaurant",
     ]
+
+
+def test_pending_timers_are_a_table_for_people_and_whole_for_programs(
+    speak: Speak, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = {
+        "timer": "tm1", "next": 1_800_000_000_000, "rule": "FREQ=DAILY", "zone": "Europe/Berlin", "due": 1,
+        "misfire": "skip", "lateness": 5, "subject": "", "data": {"text": "pick\x1b[2J"}, "setter": "user app ana",
+        "operation": "O1", "set_at": 1, "fired": 2, "skipped": 0,
+    }  # fmt: skip
+    asked: list[tuple[str, str]] = []
+
+    def ingress(request: httpx2.Request) -> httpx2.Response:
+        asked.append((request.url.host, request.url.path))
+        return httpx2.Response(200, json={"timers": [one]})
+
+    speak(ingress)
+    assert cli.run(["timers", "dinner", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == one
+    assert cli.run(["timers", "dinner"]) == 0
+    shown = capsys.readouterr().out
+    assert "tm1" in shown
+    assert "\x1b" not in shown
+    assert asked == [("ingress", "/v1/sessions/dinner/timers")] * 2
+    speak(lambda request: httpx2.Response(200, json={"timers": []}))
+    assert cli.run(["timers", "dinner"]) == 0
+    assert capsys.readouterr().out == "no timer is pending\n"
 
 
 def test_resolve_sends_the_operators_word(speak: Speak, capsys: pytest.CaptureFixture[str]) -> None:
