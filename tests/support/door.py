@@ -41,7 +41,7 @@ USER = Origin(kind="user", source="app", principal="ana", verified="user-token")
 RESTAURANT = Origin(kind="webhook", source="restaurant", principal="restaurant", verified="standard-webhooks")
 HOUR_MS = 3_600_000
 
-_TOOLS: dict[str, Any] = {
+_TOOLS: dict[str, Any] = {  # their timeouts are one second, their leases four
     "book": {
         "keyed": {"for": "24h"},
         "args": {"type": "object", "properties": {"party": {"type": "integer", "minimum": 1}}, "required": ["party"]},
@@ -50,6 +50,17 @@ _TOOLS: dict[str, Any] = {
     "mail": {"args": {"type": "object"}},
     "look": {"effect": "read"},
     "wire": {"consent": "always"},
+    "pay": {
+        "args": {"type": "object", "properties": {"sum": {"type": "string"}}, "required": ["sum"]},
+        "registers": "charge:{{ result.id }}",
+        "lookup": {
+            "tool": "find_charge",
+            "args": {"key": "{{ key }}", "sum": "{{ sum }}"},
+            "result": "{{ found.charges[0] }}",
+            "stands": "{{ not found.charges[0].refunded }}",
+        },
+    },
+    "find_charge": {"effect": "read", "args": {"type": "object", "required": ["key"]}},
     "sign": {"identity": {"by": "{{ origin.principal }}", "owner": "{{ owner }}"}},
 }
 
