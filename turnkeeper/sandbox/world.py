@@ -173,7 +173,9 @@ class World:
     def _fits(self, collection: str, record: Record, where: Mapping[str, JSON]) -> bool:
         written_by = self._written_by[collection].get(str(record["id"]), set())
         return all(
-            (isinstance(value, str) and value in written_by) if field == "key" else field in record and record[field] == value
+            (isinstance(value, str) and value in written_by)
+            if field == "key"
+            else field in record and record[field] == value
             for field, value in where.items()
         )
 
