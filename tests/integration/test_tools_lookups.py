@@ -346,3 +346,17 @@ async def test_a_trimmed_operation_is_not_asked_about(door: Door, bank: Bank) ->
 async def test_a_look_up_under_a_key_that_would_pierce_the_stores_names_is_dead(door: Door) -> None:
     with pytest.raises(PermanentError):
         await door.send(wish(key="a}b"))
+
+
+@pytest.mark.parametrize("first", ["committed", "unknown"])
+async def test_a16_one_key_and_another_amount_is_a_conflict_and_charges_nothing(
+    door: Door, bank: Bank, first: str
+) -> None:
+    bank.loses_answers = first == "unknown"
+    await door.send(step("pay", PAY, now=door.clock.now))
+    before = await door.operation("key1")
+    await door.send(step("pay", {"sum": "99.00"}, now=door.clock.now, operation="O2"))
+    assert states(door) == [first, "conflict"]
+    assert [charge["sum"] for charge in bank.charges.values()] == ["10.00"]
+    assert await door.operation("key1") == before
+    assert door.counted("pay", "conflict") == 1
