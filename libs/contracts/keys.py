@@ -103,6 +103,8 @@ FAMILIES: tuple[Family, ...] = (
            ("tools",), ("tools",), "3 days", "140 a turn, 60 where a bucket holds ten"),
     Family("unknown", "p", "operations whose outcome is unknown", "sorted set",
            ("tools",), ("tools",), "emptied by resolve", "135 an entry"),
+    Family("lookup", "p", "unknown operations by when their destination is asked next", "sorted set",
+           ("tools",), ("tools",), "emptied by reconciler", "135 an entry"),
     Family("trim", "p", "operations by not_after, until only a tombstone is left of each", "sorted set",
            ("tools",), ("tools",), "emptied by sweeper", "135 an operation of the last 24 h"),
     Family("attempts", "p", "our own count of attempts of a message", "string",
@@ -255,5 +257,6 @@ _BARE: Sequence[str] = (
     "lease",
     "trim",
     "unknown",
+    "lookup",
 )
 """Families with one key a tag: their key ends with the family's name."""

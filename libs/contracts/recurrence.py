@@ -99,6 +99,20 @@ def starting_at(rule: str, zone: str, now: int) -> int:
     return round(local.timestamp() * 1000)
 
 
+def pinned(rule: str, zone: str, start: int) -> str:
+    """A checked rule that says itself at what time of day it comes, which it has from its start otherwise.
+
+    So its instants do not move for good where the first of them, which becomes its start, is moved out of a gap.
+    """
+    parts, local = _parts(rule), _local(start, ZoneInfo(zone))
+    if parts["FREQ"] not in ("HOURLY", "MINUTELY"):
+        parts.setdefault("BYHOUR", str(local.hour))
+    if parts["FREQ"] != "MINUTELY":
+        parts.setdefault("BYMINUTE", str(local.minute))
+    parts.setdefault("BYSECOND", str(local.second))
+    return ";".join(f"{name}={value}" for name, value in parts.items())
+
+
 def _parts(rule: str) -> dict[str, str]:
     text = rule.strip().upper().removeprefix("RRULE:").rstrip(";")
     return {name: value for name, _, value in (part.partition("=") for part in text.split(";"))}

@@ -84,7 +84,8 @@ class RuntimeSettings(BaseSettings):
     @field_validator("lab")
     @classmethod
     def _known_lab(cls, text: str) -> str:
-        unknown = set(filter(None, text.split(","))) - set(LAB_SWITCHES)
+        given = set(filter(None, text.split(",")))
+        unknown = {switch for switch in given - set(LAB_SWITCHES) if not switch.startswith(f"{LOSE_ANSWER}:")}
         if unknown:
             raise ValueError(f"there are no lab switches {', '.join(sorted(unknown))}")
         return text
@@ -106,7 +107,13 @@ class RuntimeSettings(BaseSettings):
         """The lab switches that are on."""
         return frozenset(filter(None, self.lab.split(",")))
 
+    def lab_values(self, switch: str) -> frozenset[str]:
+        """The values of a lab switch that takes one, as in `lose_answer:reserve_table`."""
+        return frozenset(lab.removeprefix(f"{switch}:") for lab in self.labs if lab.startswith(f"{switch}:"))
 
+
+LOSE_ANSWER = "lose_answer"
+"""`lose_answer:TOOL`: the sandbox does what the tool asks, and its answer is lost."""
 LAB_SWITCHES = ("authority_by_role", "question_by_note")
 """Each switches one rule to its wrong form, to show what the rule is for (scenarios marked lab)."""
 
