@@ -16,7 +16,7 @@ from turnkeeper.demo import scenario as scenarios
 from turnkeeper.target import DINNER, Target
 
 COMMANDS = """up|down|status|doctor|demo|publish|say|cancel|actions|accept|decline|sessions|session create|timeline|
-operations|resolve|dead list|dead show|dead replay|dead drop|quarantine list|quarantine show|quarantine release|
+operations|resolve|replay|dead list|dead show|dead replay|dead drop|quarantine list|quarantine show|quarantine release|
 held list|held release|token|secrets init"""
 ALL = [command.strip() for command in COMMANDS.split("|")]
 Handler = Callable[[httpx2.Request], httpx2.Response]
