@@ -29,8 +29,8 @@ class Commits:
         self.bucket = self.keys.outcome_bucket("s1", "i1", 0)
 
     async def run(
-        self, version, commit="c", *, state="{}", now=1_000, deadline="", kept=(3, 2, 2), lines=(), history=(), record=(),
-        trimmed=(), outcomes=(), messages=(),
+        self, version, commit="c", *, state="{}", now=1_000, deadline="", kept=(3, 2, 2), lines=(), history=(),
+        record=(), trimmed=(), outcomes=(), messages=(),
     ):  # fmt: skip
         told = [part for id, value in outcomes for part in (9, id, value)]
         packed = [part for message in messages for part in message]

@@ -15,6 +15,8 @@ from turnkeeper.client import ClientError
 from turnkeeper.printing import cell, print_json, print_line, print_table, progress
 
 _COLUMNS = ("version", "input", "what", "recorded", "today")
+_WRONG_FILE = 3
+"""Exit status of that process where it cannot read what it was given: stderr says what."""
 _KEPT = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "TZ")
 """What the process that replays is told of our environment: no URL and no secret."""
 
@@ -37,7 +39,7 @@ def replay(
     state: State = STATE,
     as_json: Json = False,
 ) -> None:
-    """Decide a session's newest inputs again, with this version and these rules, and show what would come out differently.
+    """Decide a session's newest inputs again, with this version and these rules, and show what comes out differently.
 
     Nothing is sent and nothing is stored. The exit status is 1 if anything differs.
 
@@ -76,8 +78,11 @@ def _replayed(record: bytes, config: Path, plan_again: bool) -> list[dict[str, A
         env=environment,
         check=False,
     )
+    told = done.stderr.decode(errors="replace").strip()
+    if done.returncode == _WRONG_FILE:
+        raise ClientError(told)
     if done.returncode != 0:
-        raise ClientError(f"the replay failed: {done.stderr.decode(errors='replace').strip()[-2_000:]}")
+        raise RuntimeError(told)
     return [orjson.loads(line) for line in done.stdout.splitlines()]
 
 
