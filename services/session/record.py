@@ -35,6 +35,8 @@ MOST_STATE_BYTES = 256 * 1024
 
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {kind.__name__: TypeAdapter(kind) for kind in get_args(Stimulus)}
 """Every type of stimulus by its name: a new one is recorded without a word here."""
+_MADE_AGAIN = frozenset({"Shown"})
+"""Stimuli that the handlers make from the state alone, and large ones: a replay makes them again."""
 
 
 class LeftOut(BaseModel):
@@ -127,7 +129,8 @@ class Recorder:
 def _given(decision: Decision) -> list[Any] | dict[str, JSON]:
     """The stimuli with their types, or why they are left out."""
     try:
-        parts = [(type(stimulus).__name__, encode(stimulus)) for stimulus in decision.given]
+        named = [(type(stimulus).__name__, stimulus) for stimulus in decision.given]
+        parts = [(kind, encode(stimulus)) for kind, stimulus in named if kind not in _MADE_AGAIN]
     except (KeyError, ValueError) as error:
         return {"why": f"it could not be written down ({type(error).__name__})"}
     size = sum(len(raw) for _, raw in parts)

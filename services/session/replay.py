@@ -32,12 +32,12 @@ from libs.contracts.ingress import Input
 from libs.contracts.topology import Topology
 from libs.runtime.composer import Composer
 from libs.runtime.publisher import Outgoing
-from services.session.domain import Arrived, Planned, Queued, Stimulus
+from services.session.domain import Planned, Stimulus
 from services.session.domain.draft import Decision
 from services.session.domain.plan import Plan, View
 from services.session.domain.rules import Rules
 from services.session.handlers import Handlers
-from services.session.main import ArgumentSchemas, rules_path
+from services.session.main import ArgumentSchemas
 from services.session.metrics import SessionMetrics
 from services.session.planners.scripted import ScriptedPlanner, load_rules
 from services.session.ports import Planner
@@ -233,8 +233,8 @@ class Replay:
     def _give(self, entry: Entry, first: Stimulus, answers: Sequence[Stimulus]) -> None:
         """Lay out what the decision will want: bodies of inputs, and plans."""
         for stimulus in (first, *answers):
-            if isinstance(stimulus, Arrived | Queued):
-                self._sessions.bodies[stimulus.input.number] = stimulus.input
+            carried = [value for value in vars(stimulus).values() if isinstance(value, Input)]
+            self._sessions.bodies.update((input.number, input) for input in carried)
         self._plans.left = [stimulus.plan for stimulus in answers if isinstance(stimulus, Planned)]
         self._plans.missing = ""
         self._sessions.came = Came()
@@ -369,9 +369,10 @@ def rules_of(config: Path) -> Rules:
 def planner_of(config: Path) -> Planner:
     """The planner by rules, the only one that can be asked without sending anything. Raises ApplicationError."""
     application = load_application(config)
-    if application.planner.scripted is None:
+    scripted = application.planner.scripted
+    if scripted is None:
         raise ApplicationError(str(config), ["planner: only a scripted one can make its plans again"])
-    return ScriptedPlanner(load_rules(rules_path(application, config)))
+    return ScriptedPlanner(load_rules(config.parent / scripted.rules))
 
 
 def written(found: Found) -> Iterator[dict[str, JSON]]:
