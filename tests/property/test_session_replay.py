@@ -75,9 +75,9 @@ class RecordingSessions(FakeSessions):
 class Conversation:
     """A session that is recorded while it goes on."""
 
-    def __init__(self, **rules):
+    def __init__(self, *labs, **rules):
         self.stored, self.clock, self.planner = Stored(), FakeClock(), ViewPlanner(planned)
-        self.rules = make_rules(**rules)
+        self.rules = make_rules(*labs, **rules)
         self.owner = Owner(self.stored, self.clock, self.planner, self.rules)
         self.sessions = RecordingSessions(self.stored, self.rules)
         self.owner.handlers._sessions = self.owner.sessions = self.sessions
@@ -171,6 +171,13 @@ def asking(tool, application):
     raw = application.model_dump(by_alias=True)
     raw["tools"][tool]["consent"] = "always"
     return type(application).model_validate(raw)
+
+
+async def test_limits_and_labs_are_those_of_the_record_and_not_of_whoever_replays():
+    talk = await Conversation("authority_by_role").of([("event", ["book"], RESTAURANT), ("finish", "committed")])
+    assert any("lab" in text for entry in talk.record.entries for _, text in entry.came.lines)
+    hurried = replace(make_rules(), operation_wait_ms=1, not_after_ms=1)
+    assert (await replayed(talk.record, hurried)).findings == []
 
 
 async def test_another_plan_shows_at_the_input_that_was_planned():
