@@ -73,7 +73,7 @@ def _serve(rt: Runtime[ToolsSettings], application: Application, connectors: Map
         incarnation=secrets.token_hex(8),
         step_cap=application.session.caps.steps,
     )
-    answers = Answers(rt.composer, catalogue, settings.seals)
+    answers = Answers(rt.composer, catalogue, settings.keys_of_seals)
     executor = Executor(
         catalogue,
         ledger,
@@ -86,7 +86,9 @@ def _serve(rt: Runtime[ToolsSettings], application: Application, connectors: Map
         store_back=rt.store.wait_back,
     )
     by_role = "authority_by_role" in settings.labs
-    handlers = ToolHandlers(catalogue, ledger, executor, answers, metrics, settings.seals, everybody_is_user=by_role)
+    handlers = ToolHandlers(
+        catalogue, ledger, executor, answers, metrics, settings.keys_of_seals, everybody_is_user=by_role
+    )
     if by_role:
         rt.log.warning("lab.on", switch="authority_by_role")
     sweeper = Sweeper(ledger, executor, metrics, rt.clock)
