@@ -109,6 +109,22 @@ class RuntimeSettings(BaseSettings):
         return frozenset(filter(None, self.lab.split(",")))
 
 
+LAB_SWITCHES = ("authority_by_role", "question_by_note")
+"""Each switches one rule to its wrong form, to show what the rule is for (scenarios marked lab)."""
+
+
+def _checked_url(url: str, schemes: tuple[str, ...]) -> str:
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in schemes and bool(parts.hostname or parts.scheme == "unix")
+        _ = parts.port
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(f"not a URL of the form {schemes[0]}://host:port/")
+    return url
+
+
 class SealedSettings(RuntimeSettings):
     """Settings of the services that hold the seal keys: all but session, which carries seals and can make none."""
 
@@ -126,22 +142,6 @@ class SealedSettings(RuntimeSettings):
     def keys_of_seals(self) -> SealKeys:
         """The parsed seal keys."""
         return SealKeys.parse(self.seal_keys.get_secret_value())
-
-
-LAB_SWITCHES = ("authority_by_role", "question_by_note")
-"""Each switches one rule to its wrong form, to show what the rule is for (scenarios marked lab)."""
-
-
-def _checked_url(url: str, schemes: tuple[str, ...]) -> str:
-    try:
-        parts = urlsplit(url)
-        fits = parts.scheme in schemes and bool(parts.hostname or parts.scheme == "unix")
-        _ = parts.port
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ValueError(f"not a URL of the form {schemes[0]}://host:port/")
-    return url
 
 
 S = TypeVar("S", bound=RuntimeSettings)
