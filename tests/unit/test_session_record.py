@@ -119,7 +119,8 @@ def test_an_entry_holds_what_was_decided_from_and_what_came():
     encoded, entry = entry_of(Arrived(make_input(1, "message", ANA, {"text": "hi"})))
     assert encoded.whole
     assert (entry.at, entry.cause) == (NOW, "why")
-    assert entry.settings == {"operation_wait_ms": 900_000, "not_after_ms": 86_400_000, "labs": []}
+    assert entry.settings == settings_of(make_rules())
+    assert entry.settings["operation_wait_ms"] == 900_000
     ((kind, fields),) = entry.given
     assert decode(kind, fields) == Arrived(make_input(1, "message", ANA, {"text": "hi"}))
     assert [kind for kind, _ in entry.came.lines] == ["input", "turn.start"]
