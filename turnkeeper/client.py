@@ -171,6 +171,12 @@ class Client:
         """What the planner is shown of a session, as chat messages. Raises Refused."""
         return list(self._get("session", _in_session(session, "history"))["messages"])
 
+    def record(self, session: str) -> bytes:
+        """What each of a session's newest commits was decided from, as JSON for a replay. Raises Refused."""
+        answer = self._send("session", "GET", _in_session(session, "record"), headers=self._operator())
+        _accepted(answer)
+        return answer.content
+
     def timeline(self, session: str, after: int = 0) -> list[TimelineLine]:
         """Lines with a higher number than `after`. Raises Refused."""
         lines = self._get("session", _in_session(session, "timeline"), after=after)["lines"]

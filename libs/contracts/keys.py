@@ -77,6 +77,8 @@ FAMILIES: tuple[Family, ...] = (
            ("session",), ("session",), "session_ttl", "250 a line, up to 50 k a session"),
     Family("history", "p", "what the planner is shown of the past, newest 60 entries", "list",
            ("session",), ("session",), "session_ttl", "200 an entry, up to 12 k a session"),
+    Family("record", "p", "what the newest 200 commits were decided from, and what came of each", "list",
+           ("session",), ("session",), "session_ttl", "0.9 k an entry, up to 190 k a session"),
     Family("deadline", "p", "sessions by their next durable deadline", "sorted set",
            ("session",), ("session",), "emptied when reached", "100 a waiting session"),
     Family("sessions", "p", "known sessions of the partition", "sorted set",

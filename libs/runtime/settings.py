@@ -3,6 +3,7 @@
 import os
 import re
 import socket
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 from urllib.parse import urlsplit
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, StringConstraints, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from libs.contracts.origin import SealKeys
 from libs.runtime.auth import Operators
 
 SECRETS_DIR = "/run/secrets"
@@ -128,6 +130,25 @@ def _checked_url(url: str, schemes: tuple[str, ...]) -> str:
     if not fits:
         raise ValueError(f"not a URL of the form {schemes[0]}://host:port/")
     return url
+
+
+class SealedSettings(RuntimeSettings):
+    """Settings of the services that hold the seal keys: all but session, which carries seals and can make none."""
+
+    seal_keys: SecretStr = Field(
+        description="Seal keys as id:base64 of 32 bytes, by commas; the first one signs, each verifies"
+    )
+
+    @field_validator("seal_keys")
+    @classmethod
+    def _seal_keys(cls, keys: SecretStr) -> SecretStr:
+        SealKeys.parse(keys.get_secret_value())
+        return keys
+
+    @cached_property
+    def keys_of_seals(self) -> SealKeys:
+        """The parsed seal keys."""
+        return SealKeys.parse(self.seal_keys.get_secret_value())
 
 
 S = TypeVar("S", bound=RuntimeSettings)

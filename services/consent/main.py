@@ -50,7 +50,7 @@ async def build(rt: Runtime[ConsentSettings]) -> None:
     """Wire the service into its runtime."""
     settings = rt.settings
     application = load_application(settings.config)
-    rules = Rules(application, settings.keys, question_by_note="question_by_note" in settings.labs)
+    rules = Rules(application, settings.keys_of_seals, question_by_note="question_by_note" in settings.labs)
     metrics = ConsentMetrics(rt.registry)
     actions = RedisActions(rt.store, rt.outbox, rt.keys, rt.clock, settings.outbox_limit)
     decisions = Decisions(actions, rules, metrics)

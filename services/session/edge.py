@@ -75,6 +75,12 @@ class Edge:
         snapshot = await self._sessions.read(session)
         return JSONResponse({"messages": list(messages(snapshot.history))})
 
+    async def record(self, request: Request) -> Response:
+        """What each of the newest commits was decided from, and what came of it (operator): see `turnkeeper replay`."""
+        self._operators.check(request.headers.get("authorization"), "read")
+        session, _ = await self._allowed(request)
+        return Response(await self._sessions.record(session), media_type="application/json")
+
     def _stream(self, session: str, after: int, until: float) -> Response:
         """Each stream asks the store four times a second for as long as it is open, so a replica has only so many."""
         if self._streams >= self._most_streams:
@@ -178,5 +184,6 @@ def make_app(
         Route("/v1/sessions/{session}", edge.show),
         Route("/v1/sessions/{session}/timeline", edge.timeline),
         Route("/v1/sessions/{session}/history", edge.history),
+        Route("/v1/sessions/{session}/record", edge.record),
     ]
     return Starlette(routes=[*routes, *docs_routes("session", routes)], exception_handlers=problem_handlers)

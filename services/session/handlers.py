@@ -133,6 +133,10 @@ class Handlers:
         snapshot = await self._sessions.load(session)
         await self._apply(snapshot, DeadlineReached(), None)
 
+    async def again(self, snapshot: Snapshot, stimulus: Stimulus, cause: object) -> Outcome:
+        """Apply a stimulus of the record, for a replay: `cause` has its recorded `id`."""
+        return await self._apply(snapshot, stimulus, cause)
+
     async def _apply(self, snapshot: Snapshot, stimulus: Stimulus, cause: object) -> Outcome:
         """Decide, answer what the decision wants, commit all of it at once."""
         now = self._clock.now_ms()

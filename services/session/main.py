@@ -22,6 +22,7 @@ from services.session.edge import make_app
 from services.session.handlers import HANDLED, Handlers
 from services.session.metrics import SessionMetrics
 from services.session.planners.scripted import ScriptedPlanner, load_rules
+from services.session.record import Recorder
 from services.session.settings import SessionSettings
 from services.session.store import RedisSessions
 
@@ -36,7 +37,6 @@ async def build(rt: Runtime[SessionSettings]) -> None:
     application = load_application(settings.config)
     planner = ScriptedPlanner(load_rules(rules_path(application, settings.config)))
     metrics = SessionMetrics(rt.registry)
-    sessions = RedisSessions(rt.store, rt.outbox, rt.keys, rt.clock, metrics.conflicts.inc)
     rules = Rules(
         application=application,
         check_arguments=ArgumentSchemas(application),
@@ -44,6 +44,8 @@ async def build(rt: Runtime[SessionSettings]) -> None:
         not_after_ms=round(settings.operation_not_after_hours * 3_600_000),
         labs=settings.labs,
     )
+    recorder = Recorder(rules) if settings.session_record else None
+    sessions = RedisSessions(rt.store, rt.outbox, rt.keys, rt.clock, metrics.conflicts.inc, recorder)
     handlers = Handlers(sessions, planner, rules, rt.composer, rt.clock, metrics)
     consumer = rt.consumer(
         {

@@ -91,7 +91,7 @@ def _serve(rt: Runtime[ToolsSettings], application: Application, connectors: Map
         incarnation=secrets.token_hex(8),
         step_cap=application.session.caps.steps,
     )
-    answers = Answers(rt.composer, catalogue, settings.seals)
+    answers = Answers(rt.composer, catalogue, settings.keys_of_seals)
     executor = Executor(
         catalogue,
         ledger,
@@ -108,7 +108,7 @@ def _serve(rt: Runtime[ToolsSettings], application: Application, connectors: Map
     )
     by_role = "authority_by_role" in settings.labs
     handlers = ToolHandlers(
-        catalogue, ledger, executor, answers, reconciler, metrics, settings.seals, everybody_is_user=by_role
+        catalogue, ledger, executor, answers, reconciler, metrics, settings.keys_of_seals, everybody_is_user=by_role
     )
     if by_role:
         rt.log.warning("lab.on", switch="authority_by_role")

@@ -24,11 +24,11 @@ from tests.support.ingress_process import (
     PARTITIONS,
     IngressProcess,
     environment,
-    free_port,
     signed,
     start_ingress,
 )
 from tests.support.proxy import Proxy
+from turnkeeper.ports import free_port
 
 
 async def test_a_lost_reply_to_admit_is_recognised_by_its_own_token(redis_url: str, namespace: str) -> None:

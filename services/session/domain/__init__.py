@@ -53,7 +53,7 @@ Stimulus = Arrived | Queued | Buried | Planned | DeadlineReached | StepFinished 
 
 def decide(state: SessionState, stimulus: Stimulus, now: int, rules: Rules, cause: str = "") -> Decision:
     """What becomes of a stimulus. Pure: the same arguments give the same decision. `now` in ms (Unix)."""
-    draft = Draft(state, now, cause)
+    draft = Draft(state, now, cause, given=(stimulus,))
     match stimulus:
         case Arrived(input):
             inputs.on_input(draft, input, rules)

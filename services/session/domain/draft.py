@@ -59,6 +59,11 @@ class Decision:
     ends: tuple[TurnEnd, ...] = ()
     dispositions: tuple[str, ...] = ()
     want: Want = None
+    given: tuple[object, ...] = ()
+    """The stimuli that were judged, in order. With the state before, `at` and `cause` they give this decision again."""
+    at: int = 0
+    """When, milliseconds (Unix)."""
+    cause: str = ""
 
     def then(self, later: "Decision") -> "Decision":
         """Both as one, to be committed together."""
@@ -72,6 +77,9 @@ class Decision:
             ends=self.ends + later.ends,
             dispositions=self.dispositions + later.dispositions,
             want=later.want,
+            given=self.given + later.given,
+            at=self.at,
+            cause=self.cause,
         )
 
 
@@ -90,6 +98,7 @@ class Draft:
     ends: list[TurnEnd] = field(default_factory=list)
     dispositions: list[str] = field(default_factory=list)
     want: Want = None
+    given: tuple[object, ...] = ()
 
     @property
     def seq(self) -> int:
@@ -143,4 +152,7 @@ class Draft:
             ends=tuple(self.ends),
             dispositions=tuple(self.dispositions),
             want=self.want,
+            given=self.given,
+            at=self.now,
+            cause=self.cause,
         )
