@@ -16,14 +16,14 @@ from libs.contracts.ids import derive_id
 from libs.contracts.ingress import Input, InputAccepted
 from libs.contracts.origin import Origin, SealKeys, make_seal
 from libs.contracts.reasons import EventOutcome
-from libs.contracts.session import Notice, Step, TimelineLine
+from libs.contracts.session import Notice, PlanMade, Step, TimelineLine
 from libs.contracts.tools import RunStep, StepFinished, WithdrawOperation
 from libs.contracts.topology import Topology
 from libs.runtime.composer import Composer
 from libs.runtime.consumer import Context
 from libs.runtime.publisher import Outgoing
 from libs.runtime.settle import Outcome
-from services.session.domain import Arrived, Planned, Queued, Stimulus, decide
+from services.session.domain import Arrived, Planned, Queued, Shown, Stimulus, decide
 from services.session.domain.draft import Decision, Send, WantInput, WantPlan
 from services.session.domain.plan import Plan, View
 from services.session.domain.rules import Rules
@@ -98,6 +98,12 @@ def make_input(number: int, kind: Any, origin: Origin, data: Any, **fields: Any)
 
 
 Planner = Callable[[Turn, Input | None], Plan]
+Relate = Callable[[Turn, Input], Plan]
+
+
+def independent(_: Turn, __: Input) -> Plan:
+    """A planner to whom nothing has to do with the running turn."""
+    return Plan(relation="independent")
 
 
 def silent(_: Turn, __: Input | None) -> Plan:
@@ -125,6 +131,8 @@ class Talk:
     trimmed: list[int] = field(default_factory=list)
     inputs: dict[int, Input] = field(default_factory=dict)
     planned: list[Turn] = field(default_factory=list)
+    questions_about: list[tuple[Turn, Input]] = field(default_factory=list)
+    relate: Relate = independent
 
     def give(self, stimulus: Stimulus) -> Decision:
         """Decide and answer what the decision wants, as the handlers do; everything is kept."""
@@ -148,8 +156,16 @@ class Talk:
             assert body is not None
             return Queued(body)
         assert decision.state.turn is not None
-        self.planned.append(decision.state.turn)
-        return Planned(self.planner(decision.state.turn, body))
+        turn = decision.state.turn
+        if isinstance(want, WantPlan) and want.about:
+            about = self.inputs[want.about]
+            self.questions_about.append((turn, about))
+            return Shown({}, want.about) if self.rules.slow_planner else self._related(turn, about)
+        self.planned.append(turn)
+        return Shown({}) if self.rules.slow_planner else Planned(self.planner(turn, body))
+
+    def _related(self, turn: Turn, about: Input) -> Planned:
+        return Planned(self.relate(turn, about), about)
 
     def arrive(self, kind: Any, origin: Origin, data: Any = None, **fields: Any) -> Input:
         """The next input arrives."""
@@ -328,6 +344,10 @@ class Owner:
         """A doorbell."""
         message = InputAccepted(input=input)
         return await self.handlers.on_input(message, self.context(message, input.session))
+
+    async def planned(self, message: PlanMade, session: str = "s1") -> Outcome:
+        """The plan of a planner off the partition."""
+        return await self.handlers.on_plan_made(message, self.context(message, session))
 
     async def tell(self, message: Any, session: str = "s1") -> Outcome:
         """A result of the door, or news of consent."""
