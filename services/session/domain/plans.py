@@ -34,11 +34,10 @@ def follow(draft: Draft, plan: Plan, rules: Rules) -> None:
         draft.line("turn.plan", "; ".join(step_text(step) for step in plan.steps))
     if plan.reply:
         draft.say(plan.reply)
-    if not plan.steps and not turn.joining and turn.pausing is None:
+    if not plan.steps and (turn.failing or not (turn.joining or turn.pausing)):
         _finish(draft, plan)
         return
-    failing = "" if plan.steps else turn.failing
-    draft.set_turn(steps=turn.steps[: turn.position] + plan.steps, failing=failing)
+    draft.set_turn(steps=turn.steps[: turn.position] + plan.steps, failing="")
     proceed(draft, rules, plan.note)
 
 
