@@ -116,7 +116,7 @@ class RuntimeSettings(BaseSettings):
 
 LOSE_ANSWER = "lose_answer"
 """`lose_answer:TOOL`: the sandbox does what the tool asks, and its answer is lost."""
-LAB_SWITCHES = ("authority_by_role", "question_by_note")
+LAB_SWITCHES = ("authority_by_role", "question_by_note", "keys_by_turn", "keys_by_step")
 """Each switches one rule to its wrong form, to show what the rule is for (scenarios marked lab)."""
 
 

@@ -12,6 +12,7 @@ from libs.contracts.canonical import JSON
 from libs.contracts.errors import LostOwnership, StoreAway
 from libs.contracts.ingress import InputAccepted
 from libs.contracts.keys import Keys
+from libs.contracts.session import PlanMade
 from libs.contracts.tools import StepFinished
 from libs.runtime.auth import Operators, UserTokens
 from libs.runtime.consumer import Consumer
@@ -51,6 +52,7 @@ async def build(rt: Runtime[SessionSettings]) -> None:
         {
             InputAccepted: handlers.on_input,
             StepFinished: handlers.on_step_finished,
+            PlanMade: handlers.on_plan_made,
             **dict.fromkeys(HANDLED, handlers.on_told),
         },
         on_dead=handlers.on_dead,

@@ -116,13 +116,13 @@ class RedisSessions:
         for ref, became in decision.outcomes:
             keys.append(self._keys.outcome_bucket(session, ref.id, ref.accepted_at))
             outcomes += (len(keys), ref.id, f"{session} {ref.number} {became}")
-        turn = decision.state.turn
+        due = decision.state.next_deadline
         args: list[Arg] = [
             version,
             secrets.token_hex(8),
             after,
             self._clock.now_ms(),
-            turn.deadline if turn and turn.deadline else "",
+            due or "",
             session,
             SESSION_TTL_MS,
             TIMELINE_KEPT,

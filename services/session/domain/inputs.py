@@ -4,7 +4,7 @@ from itertools import takewhile
 
 from libs.contracts.consent import DecideByText
 from libs.contracts.ingress import Input, InputKind
-from services.session.domain import turns
+from services.session.domain import inflight, turns
 from services.session.domain.draft import Draft
 from services.session.domain.rules import EXACT_DECISION, Rules, almost_a_decision
 from services.session.domain.state import InputRef
@@ -25,15 +25,14 @@ def on_input(draft: Draft, input: Input, rules: Rules) -> None:
             _on_decision(draft, ref, input, rules)
         case "cancel":
             _control(draft, ref)
-            turns.cancel(draft)
+            turns.cancel(draft, rules)
         case "message":
             _on_message(draft, ref, input, rules)
         case "event" | "timer":
             if _full(draft):
                 _dropped(draft, ref)
                 return
-            _remember_event(draft, input)
-            _start_or_queue(draft, ref, rules)
+            inflight.arrived(draft, input, rules)
 
 
 def _trusted_kind(input: Input) -> InputKind:
@@ -48,6 +47,9 @@ def _on_message(draft: Draft, ref: InputRef, input: Input, rules: Rules) -> None
         _control(draft, ref)
         draft.send(DecideByText(text=text, seal=input.seal), input.id)
         return
+    if inflight.answers(draft, input):
+        _control(draft, ref)
+        return
     open_ = [action.id for action in draft.state.actions.values() if action.asked]
     if open_ and almost_a_decision(text):
         _control(draft, ref)
@@ -57,8 +59,7 @@ def _on_message(draft: Draft, ref: InputRef, input: Input, rules: Rules) -> None
         _dropped(draft, ref)
         draft.say("I am busy: too much waits here already. Please say it again later.", turn="")
         return
-    draft.remember(kind="user", text=text)
-    _start_or_queue(draft, ref, rules)
+    inflight.arrived(draft, input, rules)
 
 
 def how_to_decide(actions: list[str]) -> str:
@@ -92,19 +93,8 @@ def _on_decision(draft: Draft, ref: InputRef, input: Input, rules: Rules) -> Non
         draft.set(queue=(*draft.state.queue[:first], ref, *draft.state.queue[first:]))
 
 
-def _start_or_queue(draft: Draft, ref: InputRef, rules: Rules) -> None:
-    """One turn at a time, begun in inbox order (G5)."""
-    if draft.state.turn is None and not draft.state.queue:
-        draft.dispositions.append("started")
-        turns.begin(draft, ref, rules)
-        return
-    draft.dispositions.append("queued")
-    draft.set(queue=(*draft.state.queue, ref))
-    draft.line("input.queued", turn="", origin=ref.origin.kind, event=ref.event)
-
-
 def _full(draft: Draft) -> bool:
-    return len(draft.state.queue) >= MOST_QUEUED
+    return draft.state.waiting >= MOST_QUEUED
 
 
 def _dropped(draft: Draft, ref: InputRef) -> None:
@@ -132,17 +122,6 @@ def _control(draft: Draft, ref: InputRef) -> None:
     draft.dispositions.append("control")
     draft.outcomes.append((ref, "acted"))
     draft.trimmed.append(ref.number)
-
-
-def _remember_event(draft: Draft, input: Input) -> None:
-    draft.remember(
-        kind="event",
-        source=input.source,
-        verified=input.origin.verified,
-        event=input.event,
-        type=input.type,
-        data=input.data,
-    )
 
 
 def _shown(input: Input) -> str:

@@ -38,6 +38,18 @@ class Rules:
     operation_wait_ms: int
     not_after_ms: int
     labs: frozenset[str] = frozenset()
+    look_up_wait_ms: int = 120_000
+    """So long a turn waits for the look-up of an operation whose answer was lost."""
+
+    @property
+    def slow_planner(self) -> bool:
+        """Whether plans are made off the partition: by whatever is not rules at hand (design §4.3)."""
+        return self.application.planner.scripted is None
+
+    @property
+    def plan_deadline_ms(self) -> int:
+        """Milliseconds that a planner off the partition has."""
+        return round(self.application.planner.deadline * 1000)
 
     def event_type(self, input: Input) -> EventType:
         """What this type of event means; nothing special where the file is silent."""
