@@ -10,6 +10,7 @@ from libs.contracts.application import Hmac, Source
 from libs.contracts.canonical import JSON, digest
 from libs.contracts.ids import derive_id, is_slug, is_text_id
 from libs.contracts.ingress import InputKind
+from libs.contracts.meaning import NOTHING, About, about, names_of
 from libs.contracts.origin import Origin, OriginKind
 from libs.contracts.templates import TemplateError, render
 from services.ingress.schemes import Verified
@@ -48,6 +49,8 @@ class Event:
     window_ms: int
     accepted_at: int
     by_body: bool = False
+    sequence: str = ""
+    stream: str = ""
 
     @property
     def origin(self) -> Origin:
@@ -137,7 +140,7 @@ def interpret(
     trusted = verified.principal is not None
     event_id = _event_id(source, verified, body, whole, claims if trusted else NO_CLAIMS)
     type_ = _type(source, whole, claims if trusted else NO_CLAIMS)
-    context = {"data": data, "type": type_, "id": event_id, "source": name}
+    context = names_of(data, type_, event_id, name)
     by_body = not verified.id_is_signed
     way = _way(source, type_, context)
     event = Event(
@@ -146,7 +149,7 @@ def interpret(
         source=name,
         event=event_id,
         type=type_,
-        subject=way.subject,
+        subject=way.about.subject,
         data=data,
         origin_kind=source.kind,
         principal=verified.principal or name,
@@ -159,6 +162,8 @@ def interpret(
         window_ms=int(source.dedupe.window * 1000),
         accepted_at=now,
         by_body=by_body,
+        sequence=way.about.sequence,
+        stream=way.about.stream,
     )
     fault = way.fault or _contradiction(event, body, claims)
     return Misfit(fault, event) if fault else event
@@ -201,7 +206,7 @@ class _Way:
 
     session: str = ""
     route_subject: str = ""
-    subject: str = ""
+    about: About = NOTHING
     fault: str = ""
 
 
@@ -209,19 +214,13 @@ def _way(source: Source, type_: str, context: Mapping[str, Any]) -> _Way:
     route = source.route
     try:
         session = render(route.session, context) if route is not None and route.session is not None else ""
-        about = render(route.subject, context) if route is not None and route.subject is not None else ""
+        routed = render(route.subject, context) if route is not None and route.subject is not None else ""
     except TemplateError:
         return _Way(fault="no_route")
-    if not (is_slug(session) or is_text_id(about)):
+    if not (is_slug(session) or is_text_id(routed)):
         return _Way(fault="no_route")
-    own = source.meaning(type_).subject
-    if own is None:
-        return _Way(session, about, about)
-    subject = _rendered(own, context)
-    if not is_text_id(subject):
-        # What the event is about decides what it may undo: it must not be guessed.
-        return _Way(session, about, fault="no_subject")
-    return _Way(session, about, subject)
+    found = about(source, type_, context, routed)
+    return _Way(session, routed, found, found.fault)
 
 
 def _contradiction(event: Event, body: JSON, claims: Claims) -> str:

@@ -107,6 +107,8 @@ class Inbox:
             origin=origin,
             seal=seal,
             accepted_at=event.accepted_at,
+            sequence=event.sequence,
+            stream=event.stream,
         )
 
     def _numbers(self, session: str) -> _Numbers:

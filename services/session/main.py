@@ -10,9 +10,9 @@ import structlog
 from libs.contracts.application import Application, ApplicationError, load_application
 from libs.contracts.canonical import JSON
 from libs.contracts.errors import LostOwnership, StoreAway
-from libs.contracts.ingress import InputAccepted
+from libs.contracts.ingress import InputAccepted, TimerSkipped
 from libs.contracts.keys import Keys
-from libs.contracts.tools import StepFinished
+from libs.contracts.tools import LookedUp, StepFinished
 from libs.runtime.auth import Operators, UserTokens
 from libs.runtime.consumer import Consumer
 from libs.runtime.lifecycle import Runtime, run
@@ -49,6 +49,8 @@ async def build(rt: Runtime[SessionSettings]) -> None:
         {
             InputAccepted: handlers.on_input,
             StepFinished: handlers.on_step_finished,
+            LookedUp: handlers.on_news,
+            TimerSkipped: handlers.on_news,
             **dict.fromkeys(HANDLED, handlers.on_told),
         },
         on_dead=handlers.on_dead,

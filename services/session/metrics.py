@@ -6,7 +6,8 @@ from services.session.domain.draft import Decision
 
 _KINDS = ("user", "webhook", "system", "timer", "actor")
 _OUTCOMES = ("done", "asked", "failed", "cancelled", "restarted")
-_DISPOSITIONS = ("started", "queued", "control", "dropped")
+_DISPOSITIONS = ("started", "queued", "control", "dropped", "stale", "noticed", "superseded")
+_LIMITS = ("turns_per_hour",)
 
 
 class SessionMetrics:
@@ -24,6 +25,9 @@ class SessionMetrics:
         self.conflicts = Counter(
             "turnkeeper_session_commit_conflicts", "Commits refused: another owner was first", registry=registry
         )
+        self.limits = Counter("turnkeeper_session_limits", "Limits reached", ["limit"], registry=registry)
+        for limit in _LIMITS:
+            self.limits.labels(limit)
         for kind in _KINDS:
             for outcome in _OUTCOMES:
                 self.turns.labels(kind, outcome)
@@ -35,5 +39,7 @@ class SessionMetrics:
         for end in decision.ends:
             self.turns.labels(end.origin, end.outcome).inc()
             self.seconds.observe(end.took / 1000)
+        for limit in decision.limits:
+            self.limits.labels(limit).inc()
         for disposition in decision.dispositions:
             self.inputs.labels(disposition).inc()

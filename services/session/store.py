@@ -19,6 +19,7 @@ from libs.runtime.publisher import Outgoing
 from libs.runtime.scripts import load_script
 from services.session.domain.draft import Decision
 from services.session.domain.state import SessionState
+from services.session.domain.subjects import reading_until
 from services.session.snapshot import Snapshot
 
 TIMELINE_KEPT = 200
@@ -92,12 +93,13 @@ class RedisSessions:
             keys.append(self._keys.outcome_bucket(session, ref.id, ref.accepted_at))
             outcomes += (len(keys), ref.id, f"{session} {ref.number} {became}")
         turn = decision.state.turn
+        due = turn.deadline if turn else reading_until(decision.state)
         args: list[Arg] = [
             version,
             secrets.token_hex(8),
             to_json(decision.state, exclude_defaults=True),
             self._clock.now_ms(),
-            turn.deadline if turn and turn.deadline else "",
+            due or "",
             session,
             SESSION_TTL_MS,
             TIMELINE_KEPT,

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from libs.contracts.consent import ActionAsked, ActionClosed, ActionNotAsked, DecisionRefused
-from libs.contracts.ingress import Input
-from libs.contracts.tools import StepFinished
-from services.session.domain import actions, inputs, turns
+from libs.contracts.ingress import Input, TimerSkipped
+from libs.contracts.tools import LookedUp, StepFinished
+from services.session.domain import actions, inputs, subjects, turns
 from services.session.domain.draft import Decision, Draft
 from services.session.domain.plan import Plan
 from services.session.domain.rules import Rules
@@ -48,7 +48,7 @@ class DeadlineReached:
 
 
 Told = ActionAsked | ActionNotAsked | ActionClosed | DecisionRefused
-Stimulus = Arrived | Queued | Buried | Planned | DeadlineReached | StepFinished | Told
+Stimulus = Arrived | Queued | Buried | Planned | DeadlineReached | StepFinished | LookedUp | TimerSkipped | Told
 
 
 def decide(state: SessionState, stimulus: Stimulus, now: int, rules: Rules, cause: str = "") -> Decision:
@@ -58,15 +58,23 @@ def decide(state: SessionState, stimulus: Stimulus, now: int, rules: Rules, caus
         case Arrived(input):
             inputs.on_input(draft, input, rules)
         case Queued(input):
-            turns.start_queued(draft, input, rules)
+            if not subjects.is_being_read(state, InputRef.of(input), now):
+                turns.start_queued(draft, input, rules)
         case Buried(input, reason):
             _bury(draft, input, reason)
         case Planned(plan):
             turns.follow(draft, plan, rules)
         case DeadlineReached():
             turns.deadline_reached(draft, rules)
+            if 0 < subjects.reading_until(state) <= now:
+                subjects.next_may_begin(draft)
         case StepFinished():
             turns.on_result(draft, stimulus, rules)
+            subjects.on_result(draft, state, stimulus, rules)
+        case LookedUp():
+            subjects.on_looked_up(draft, stimulus, rules)
+        case TimerSkipped():
+            subjects.on_skipped(draft, stimulus)
         case ActionAsked():
             actions.on_asked(draft, stimulus)
         case ActionNotAsked():

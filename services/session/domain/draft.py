@@ -59,6 +59,8 @@ class Decision:
     ends: tuple[TurnEnd, ...] = ()
     dispositions: tuple[str, ...] = ()
     want: Want = None
+    limits: tuple[str, ...] = ()
+    """Limits that were reached."""
 
     def then(self, later: "Decision") -> "Decision":
         """Both as one, to be committed together."""
@@ -72,6 +74,7 @@ class Decision:
             ends=self.ends + later.ends,
             dispositions=self.dispositions + later.dispositions,
             want=later.want,
+            limits=self.limits + later.limits,
         )
 
 
@@ -90,6 +93,7 @@ class Draft:
     ends: list[TurnEnd] = field(default_factory=list)
     dispositions: list[str] = field(default_factory=list)
     want: Want = None
+    limits: list[str] = field(default_factory=list)
 
     @property
     def seq(self) -> int:
@@ -143,4 +147,5 @@ class Draft:
             ends=tuple(self.ends),
             dispositions=tuple(self.dispositions),
             want=self.want,
+            limits=tuple(self.limits),
         )

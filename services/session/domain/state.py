@@ -36,6 +36,7 @@ class InputRef(Part):
     accepted_at: int
     depth: int
     trace: str = ""
+    subject: str = ""
 
     @classmethod
     def of(cls, input: Input) -> "InputRef":
@@ -52,6 +53,7 @@ class InputRef(Part):
             accepted_at=input.accepted_at,
             depth=input.depth,
             trace=input.trace,
+            subject=input.subject,
         )
 
 
@@ -97,6 +99,8 @@ class Action(Part):
     asker: Asker
     question: str = ""
     asked: bool = False
+    superseded_by: str = ""
+    """The newer event about its subject: consent was told to close it, and answers what became of it."""
 
 
 class Turn(Part):
@@ -121,11 +125,22 @@ class Turn(Part):
     """Why the plan stopped, while the planner is told."""
     started_at: int = 0
     deadline: int = 0
+    observed: int = 0
+    """In observe mode: the steps before this one were told as a question that would have been asked."""
 
     @property
     def origin(self) -> Origin:
         """Who started it."""
         return self.input.origin
+
+
+class TimerRef(Part):
+    """A pending timer, as the operation that set it told."""
+
+    operation: int
+    """The number of that operation: a subject's timers that were set after it became moot are meant."""
+    subject: str = ""
+    repeats: bool = False
 
 
 class SessionState(Part):
@@ -143,3 +158,16 @@ class SessionState(Part):
     acts: int = 0
     ops: int = 0
     seq: int = 0
+    watermarks: dict[str, tuple[str, int]] = {}
+    """Of a source's stream about a subject: the newest sequence that was applied, and when it was accepted (ms)."""
+    moot: dict[str, int] = {}
+    """Subjects that are moot, with the number of the newest operation then."""
+    timers: dict[str, TimerRef] = {}
+    looking: dict[str, int] = {}
+    """Operations whose destination is asked for their state, with the time until which turns wait for it (ms)."""
+    gone_early: dict[str, str] = {}
+    """Subjects that a source said are gone before we knew the operation that registered them, with that source."""
+    skipped: tuple[str, ...] = ()
+    """Timers' skipped instants that were told, newest last."""
+    begun: dict[str, dict[int, int]] = {}
+    """Turns begun by an origin, by the number of the five minutes (Unix) in which they began."""

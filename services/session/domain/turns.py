@@ -6,6 +6,7 @@ from libs.contracts.ingress import Input
 from libs.contracts.reasons import EventOutcome, OperationState, TimelineKind, TurnOutcome
 from libs.contracts.session import Notice, Step
 from libs.contracts.tools import RunStep, StepFinished, WithdrawOperation, action_key, operation_key
+from services.session.domain import limits, subjects
 from services.session.domain.draft import Draft, WantInput, WantPlan
 from services.session.domain.plan import Plan
 from services.session.domain.rules import Rules
@@ -27,6 +28,8 @@ COULD_NOT = "I could not do that: {why}."
 
 def begin(draft: Draft, input: InputRef, rules: Rules) -> None:
     """Start the turn of an input whose body is at hand."""
+    if not limits.begins(draft, input, rules):
+        return
     turn_id = f"T{draft.state.turns + 1}"
     turn = Turn(id=turn_id, root=turn_id, input=input, started_at=draft.now)
     draft.set(turn=turn, turns=draft.state.turns + 1)
@@ -111,8 +114,10 @@ def proceed(draft: Draft, rules: Rules, note: str = "") -> None:
         return
     step = turn.steps[turn.position]
     if not turn.action and rules.needs_consent(step.tool, turn.origin):
-        _ask(draft, turn, note)
-        return
+        if not rules.observe:
+            _ask(draft, turn, note)
+            return
+        _observe(draft, turn)
     _run(draft, turn, step, rules)
 
 
@@ -124,9 +129,24 @@ def _ask(draft: Draft, turn: Turn, note: str) -> None:
     pending = Action(id=action, steps=steps, asker=asker)
     draft.set(acts=draft.state.acts + 1, actions={**draft.state.actions, action: pending})
     draft.line("turn.ask", "; ".join(_step_text(step) for step in steps), action=action)
-    message = IssueAction(action=action, turn=turn.id, steps=steps, seals=(turn.input.seal,), note=note)
+    message = IssueAction(
+        action=action,
+        turn=turn.id,
+        steps=steps,
+        seals=(turn.input.seal,),
+        supersedes=subjects.superseded_for(draft.state, turn.input),
+        note=note,
+    )
     draft.send(message, action)
     end(draft, "asked")
+
+
+def _observe(draft: Draft, turn: Turn) -> None:
+    """Say once what would be asked now: the question would be about all the steps that are left."""
+    if turn.position >= turn.observed:
+        steps = "; ".join(_step_text(step) for step in turn.steps[turn.position :])
+        draft.line("turn.ask", f"observe: would ask {steps}")
+        draft.set_turn(observed=len(turn.steps))
 
 
 def _run(draft: Draft, turn: Turn, step: Step, rules: Rules) -> None:
