@@ -44,6 +44,8 @@ async def build(rt: Runtime[SessionSettings]) -> None:
         not_after_ms=round(settings.operation_not_after_hours * 3_600_000),
         labs=settings.labs,
     )
+    if application.session.observe:
+        log.warning("observe.on", blocks="nothing")
     handlers = Handlers(sessions, planner, rules, rt.composer, rt.clock, metrics)
     consumer = rt.consumer(
         {

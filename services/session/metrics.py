@@ -7,7 +7,7 @@ from services.session.domain.draft import Decision
 _KINDS = ("user", "webhook", "system", "timer", "actor")
 _OUTCOMES = ("done", "asked", "failed", "cancelled", "restarted")
 _DISPOSITIONS = ("started", "queued", "control", "dropped", "stale", "noticed", "superseded")
-_LIMITS = ("turns_per_hour",)
+_LIMITS = ("turns_per_origin_per_hour",)
 
 
 class SessionMetrics:

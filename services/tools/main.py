@@ -89,6 +89,8 @@ def _serve(rt: Runtime[ToolsSettings], application: Application, connectors: Map
     handlers = ToolHandlers(catalogue, ledger, executor, answers, metrics, settings.seals, everybody_is_user=by_role)
     if by_role:
         rt.log.warning("lab.on", switch="authority_by_role")
+    if application.session.observe:
+        rt.log.warning("observe.on", blocks="nothing")
     sweeper = Sweeper(ledger, executor, metrics, rt.clock)
     rt.consume(
         rt.topology.work_queue("tools"),

@@ -21,7 +21,7 @@ from tests.support.session import BOOK, CINEMA, MAIL, NOW, RESTAURANT, Talk, mak
 TIMER = Origin(kind="timer", source="timer", principal="ana", verified="seal")
 TABLE = "reservation:r1"
 FILM = "film:dune"
-REMIND = Step(tool="set_timer", args={"subject": FILM})
+REMIND = Step(tool="set_timer", args={"text": "Dune tonight", "subject": FILM})
 
 
 def rules(*, lookup: bool = False, **session: Any):
@@ -269,20 +269,21 @@ def test_queued_input_about_a_moot_subject_is_superseded_and_other_input_stays()
 def with_timer(**result: Any) -> Talk:
     talk = Talk(one_plan(Plan(steps=(REMIND,))), rules())
     talk.say("remind me")
-    talk.finish(result={"timer": "O1", "due": NOW + 1_000, "subject": FILM, **result})
+    told = {"timer": "t1", "due": NOW + 1_000, "at": "2027-01-15T08:00:01+00:00", "subject": FILM}
+    talk.finish(result={**told, **result})
     talk.planner = lambda turn, body: Plan()
     return talk
 
 
-def instant(talk: Talk, timer: str = "O1", subject: str = FILM, at: int = 1):
-    return talk.arrive("timer", TIMER, {"text": "go"}, event=f"{timer}:{at}", subject=subject)
+def instant(talk: Talk, timer: str = "t1", subject: str = FILM, at: int = 1):
+    return talk.arrive("timer", TIMER, {"text": "go"}, event=f"{timer}@{at}", subject=subject)
 
 
 def test_a_timer_that_was_set_is_shown_and_known():
     talk = with_timer()
-    assert texts(talk, "timer.set") == [f"O1, due {NOW + 1_000}, film:dune"]
-    assert list(talk.state.timers) == ["O1"]
-    talk.finish(operation="O1", result={"timer": "O1"})
+    assert texts(talk, "timer.set") == ["Dune tonight, 2027-01-15T08:00:01+00:00, film:dune"]
+    assert list(talk.state.timers) == ["t1"]
+    talk.finish(operation="O1", result={"timer": "t1"})
     assert len(texts(talk, "timer.set")) == 1
 
 
@@ -299,7 +300,7 @@ def test_the_instant_of_a_timer_is_a_turn_of_its_own_and_never_a_users_word():
 def test_a_timer_that_repeats_stays_known():
     talk = with_timer(rule="FREQ=DAILY")
     instant(talk)
-    assert list(talk.state.timers) == ["O1"]
+    assert list(talk.state.timers) == ["t1"]
 
 
 def test_an_instant_waits_behind_a_running_turn():
@@ -311,8 +312,8 @@ def test_an_instant_waits_behind_a_running_turn():
 def test_a_moot_subject_stops_its_timers_at_once():
     talk = with_timer()
     film(talk)
-    assert [(stop.timer, stop.reason) for stop in talk.sent(StopTimer)] == [("O1", "film:dune is moot, says cinema")]
-    assert texts(talk, "input.superseded") == ["timer O1: film:dune is moot, says cinema"]
+    assert [(stop.timer, stop.reason) for stop in talk.sent(StopTimer)] == [("t1", "film:dune is moot, says cinema")]
+    assert texts(talk, "input.superseded") == ["timer of O1: film:dune is moot, says cinema"]
     assert talk.state.timers == {}
 
 
@@ -338,7 +339,7 @@ def test_a_timer_that_is_set_after_its_subject_became_moot_is_meant():
     talk = Talk(one_plan(Plan(steps=(REMIND,))), rules())
     film(talk)
     talk.say("remind me all the same")
-    talk.finish(result={"timer": "O1", "due": NOW, "subject": FILM})
+    talk.finish(result={"timer": "t1", "due": NOW, "subject": FILM})
     talk.planner = lambda turn, body: Plan()
     fired = instant(talk)
     assert talk.sent(StopTimer) == []
@@ -349,16 +350,16 @@ def test_a_timer_whose_result_comes_after_its_subject_became_moot_is_stopped():
     talk = Talk(one_plan(Plan(steps=(REMIND,))), rules())
     talk.say("remind me")
     film(talk)
-    talk.finish(result={"timer": "O1", "due": NOW, "subject": FILM})
-    assert [stop.timer for stop in talk.sent(StopTimer)] == ["O1"]
+    talk.finish(result={"timer": "t1", "due": NOW, "subject": FILM})
+    assert [stop.timer for stop in talk.sent(StopTimer)] == ["t1"]
     assert talk.state.timers == {}
 
 
 def test_a_cancelled_timer_is_forgotten():
     talk = with_timer()
-    talk.planner = one_plan(Plan(steps=(Step(tool="cancel_timer", args={"timer": "O1"}),)))
+    talk.planner = one_plan(Plan(steps=(Step(tool="cancel_timer", args={"timer": "t1"}),)))
     talk.say("never mind")
-    talk.finish(result={"timer": "O1"})
+    talk.finish(result={"timer": "t1"})
     assert talk.state.timers == {}
 
 
@@ -371,13 +372,21 @@ def test_moot_subjects_are_bounded():
 
 
 def test_a_skipped_instant_is_told_once():
-    talk = Talk(rules=rules())
-    skipped = TimerSkipped(timer="O1", instant=NOW, reason="two days late", count=3)
+    talk = with_timer(rule="FREQ=DAILY")
+    skipped = TimerSkipped(timer="t1", instant=NOW, reason="two days late", count=3)
     talk.give(skipped)
     before = talk.state
     talk.give(skipped)
     assert texts(talk, "timer.skipped") == ["O1 (3 instants): two days late"]
     assert talk.state == before
+
+
+def test_a_timer_that_was_skipped_and_does_not_repeat_is_forgotten():
+    talk = with_timer()
+    talk.give(TimerSkipped(timer="t1", instant=NOW, reason="two days late"))
+    assert talk.state.timers == {}
+    talk.give(TimerSkipped(timer="t2", instant=NOW, reason="too_many_timers"))
+    assert texts(talk, "timer.skipped") == ["O1: two days late", "t2: too_many_timers"]
 
 
 # Notices

@@ -22,7 +22,7 @@ def begins(draft: Draft, input: InputRef, rules: Rules) -> bool:
     draft.line("input.dropped", over(cap), turn="", origin=input.origin.kind, event=input.event)
     draft.outcomes.append((input, "failed"))
     draft.trimmed.append(input.number)
-    draft.limits.append("turns_per_hour")
+    draft.limits.append("turns_per_origin_per_hour")
     if input.origin.kind == "user":
         draft.say(f"I have begun {cap} turns for you within an hour, which is the limit. Please try again later.")
     if draft.state.turn is None and draft.state.queue:

@@ -191,7 +191,7 @@ def _moot(draft: Draft, ref: InputRef) -> None:
     why = f"{ref.subject} is moot, says {ref.source}"
     for timer, known in draft.state.timers.items():
         if known.subject == ref.subject:
-            draft.line("input.superseded", f"timer {timer}: {why}", turn="", event=ref.event)
+            draft.line("input.superseded", f"timer of O{known.operation}: {why}", turn="", event=ref.event)
             _stop(draft, ref, timer, why)
     for queued in draft.state.queue:
         if _loses(queued, ref.subject):
@@ -221,9 +221,14 @@ def _moot_timer(draft: Draft, ref: InputRef, input: Input) -> Ended:
 
 
 def timer_of(input: Input) -> str:
-    """The timer whose instant an input is: its event id is the timer and the instant."""
-    named = input.data.get("timer") if isinstance(input.data, dict) else None
-    return str(named) if isinstance(named, str) and named else input.event.rpartition(":")[0] or input.event
+    """The timer whose instant an input is: its event id is the timer's name, an @, and the instant."""
+    return input.event.partition("@")[0]
+
+
+def _called(state: SessionState, timer: str) -> str:
+    """A timer for people: by the operation that set it, since its own name says nothing."""
+    known = state.timers.get(timer)
+    return f"O{known.operation}" if known else timer
 
 
 def _stop(draft: Draft, ref: InputRef, timer: str, why: str) -> None:
@@ -257,7 +262,8 @@ def on_result(draft: Draft, before: SessionState, finished: StepFinished, rules:
 def _timer_set(draft: Draft, known: OperationRef, timer: str, result: dict[str, JSON]) -> None:
     subject = str(result.get("subject") or "")
     number = int(known.id[1:])
-    draft.line("timer.set", _timer_text(timer, result), turn=known.turn, operation=known.id)
+    told = (known.args.get("text"), result.get("at") or result.get("due"), result.get("rule"), subject)
+    draft.line("timer.set", ", ".join(str(part) for part in told if part), turn=known.turn, operation=known.id)
     made = TimerRef(operation=number, subject=subject, repeats=bool(result.get("rule")))
     kept = dict(list(draft.state.timers.items())[-(KEPT_TIMERS - 1) :])
     draft.set(timers={**kept, timer: made})
@@ -268,11 +274,6 @@ def _timer_set(draft: Draft, known: OperationRef, timer: str, result: dict[str, 
         _forget(draft, timer)
 
 
-def _timer_text(timer: str, result: dict[str, JSON]) -> str:
-    told = (f"due {result.get('due', '')}", str(result.get("rule") or ""), str(result.get("subject") or ""))
-    return ", ".join(filter(None, (timer, *told)))
-
-
 def on_skipped(draft: Draft, message: TimerSkipped) -> None:
     """Instants that did not fire, by the timer's misfire rule. Told once, however often we hear it."""
     name = f"{message.timer}:{message.instant}"
@@ -280,7 +281,9 @@ def on_skipped(draft: Draft, message: TimerSkipped) -> None:
         return
     draft.set(skipped=(*draft.state.skipped, name)[-KEPT_EARLY:])
     many = f" ({message.count} instants)" if message.count > 1 else ""
-    draft.line("timer.skipped", f"{message.timer}{many}: {message.reason}", turn="")
+    draft.line("timer.skipped", f"{_called(draft.state, message.timer)}{many}: {message.reason}", turn="")
+    if (known := draft.state.timers.get(message.timer)) and not known.repeats:
+        _forget(draft, message.timer)
 
 
 # Notices

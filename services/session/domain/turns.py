@@ -162,7 +162,9 @@ def _run(draft: Draft, turn: Turn, step: Step, rules: Rules) -> None:
         deadline=draft.now + rules.operation_wait_ms,
     )
     lab = " (lab: authority by role)" if "authority_by_role" in rules.labs and turn.origin.kind != "user" else ""
-    draft.line("tool.sent", _step_text(step) + lab, operation=operation, action=turn.action)
+    unasked = rules.observe and not turn.action and rules.needs_consent(step.tool, turn.origin)
+    observed = " (observe: its owner would have been asked)" if unasked else ""
+    draft.line("tool.sent", _step_text(step) + lab + observed, operation=operation, action=turn.action)
     draft.send(
         RunStep(
             operation=operation,
