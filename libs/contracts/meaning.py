@@ -27,6 +27,29 @@ class About:
 NOTHING = About()
 
 
+_DROPPED = ("authtype", "authid", "authclaims")
+"""Identity attributes of CloudEvents; those from outside say nothing (5-facts)."""
+
+
+def body_data(body: JSON) -> JSON:
+    """The payload: `data` where the body is an object with an object of that name, else the body itself."""
+    if isinstance(body, dict) and isinstance(body.get("data"), dict):
+        return body["data"]
+    if isinstance(body, dict) and "specversion" in body:
+        return {key: value for key, value in body.items() if not _is_identity(key)}
+    return body
+
+
+def _is_identity(attribute: str) -> bool:
+    return attribute in _DROPPED or attribute.startswith("turnkeeper")
+
+
+def names_in(body: JSON, data: JSON, source: str) -> dict[str, Any]:
+    """The names that a template about a whole body may use: its top level ("self" is none: the engine uses it)."""
+    top = {key: value for key, value in body.items() if key != "self"} if isinstance(body, dict) else {}
+    return top | {"data": data, "source": source}
+
+
 def names_of(data: JSON, type: str, id: str, source: str) -> dict[str, Any]:
     """The names that templates about an event may use."""
     return {"data": data, "type": type, "id": id, "source": source}

@@ -10,7 +10,7 @@ from libs.contracts.application import Hmac, Source
 from libs.contracts.canonical import JSON, digest
 from libs.contracts.ids import derive_id, is_slug, is_text_id
 from libs.contracts.ingress import InputKind
-from libs.contracts.meaning import NOTHING, About, about, names_of
+from libs.contracts.meaning import NOTHING, About, about, body_data, names_in, names_of
 from libs.contracts.origin import Origin, OriginKind
 from libs.contracts.templates import TemplateError, render
 from services.ingress.schemes import Verified
@@ -19,8 +19,6 @@ from services.ingress.strict_json import Malformed
 MARK_LENGTH = 32
 """Hexadecimal digits of a digest kept beside each identity: 128 bits."""
 _CE_PREFIXES = (b"ce-", b"cloudevents:", b"cloudevents_")
-_DROPPED = ("authtype", "authid", "authclaims")
-"""Identity attributes of CloudEvents; those from outside say nothing (5-facts)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,19 +112,6 @@ def claims_of(headers: Sequence[tuple[bytes, bytes]], routed_type: str = "") -> 
     return Claims(*(tuple(found[attribute]) for attribute in ("id", "type", "subject")))
 
 
-def body_data(body: JSON) -> JSON:
-    """The payload: `data` where the body is an object with an object of that name, else the body itself."""
-    if isinstance(body, dict) and isinstance(body.get("data"), dict):
-        return body["data"]
-    if isinstance(body, dict) and "specversion" in body:
-        return {key: value for key, value in body.items() if not _is_identity(key)}
-    return body
-
-
-def _is_identity(attribute: str) -> bool:
-    return attribute in _DROPPED or attribute.startswith("turnkeeper")
-
-
 def interpret(
     name: str, source: Source, verified: Verified, body: JSON, claims: Claims = NO_CLAIMS, *, now: int
 ) -> Event | Misfit:
@@ -136,7 +121,7 @@ def interpret(
     (design §3.1). Raises Malformed for an event without a usable id.
     """
     data = body_data(body)
-    whole = _names(body) | {"data": data, "source": name}
+    whole = names_in(body, data, name)
     trusted = verified.principal is not None
     event_id = _event_id(source, verified, body, whole, claims if trusted else NO_CLAIMS)
     type_ = _type(source, whole, claims if trusted else NO_CLAIMS)
@@ -167,11 +152,6 @@ def interpret(
     )
     fault = way.fault or _contradiction(event, body, claims)
     return Misfit(fault, event) if fault else event
-
-
-def _names(body: JSON) -> dict[str, Any]:
-    """The top level of a body as names for templates ("self" is none: the engine uses it)."""
-    return {key: value for key, value in body.items() if key != "self"} if isinstance(body, dict) else {}
 
 
 def _event_id(source: Source, verified: Verified, body: JSON, whole: Mapping[str, Any], claims: Claims) -> str:

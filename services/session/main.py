@@ -77,6 +77,7 @@ async def build(rt: Runtime[SessionSettings]) -> None:
             tokens,
             Operators.parse(settings.operator_tokens.get_secret_value()),
             rt.clock,
+            rules,
             stopping=rt.stopping,
             most_streams=settings.session_streams,
         )
