@@ -107,7 +107,7 @@ class RuntimeSettings(BaseSettings):
         return frozenset(filter(None, self.lab.split(",")))
 
 
-LAB_SWITCHES = ("authority_by_role", "question_by_note")
+LAB_SWITCHES = ("authority_by_role", "question_by_note", "keys_by_turn", "keys_by_step")
 """Each switches one rule to its wrong form, to show what the rule is for (scenarios marked lab)."""
 
 

@@ -12,6 +12,7 @@ from libs.contracts.canonical import JSON
 from libs.contracts.errors import LostOwnership, StoreAway
 from libs.contracts.ingress import InputAccepted, TimerSkipped
 from libs.contracts.keys import Keys
+from libs.contracts.session import PlanMade
 from libs.contracts.tools import LookedUp, StepFinished
 from libs.runtime.auth import Operators, UserTokens
 from libs.runtime.consumer import Consumer
@@ -53,6 +54,7 @@ async def build(rt: Runtime[SessionSettings]) -> None:
             StepFinished: handlers.on_step_finished,
             LookedUp: handlers.on_news,
             TimerSkipped: handlers.on_news,
+            PlanMade: handlers.on_plan_made,
             **dict.fromkeys(HANDLED, handlers.on_told),
         },
         on_dead=handlers.on_dead,

@@ -19,7 +19,6 @@ from libs.runtime.publisher import Outgoing
 from libs.runtime.scripts import load_script
 from services.session.domain.draft import Decision
 from services.session.domain.state import SessionState
-from services.session.domain.subjects import reading_until
 from services.session.snapshot import Snapshot
 
 TIMELINE_KEPT = 200
@@ -92,8 +91,7 @@ class RedisSessions:
         for ref, became in decision.outcomes:
             keys.append(self._keys.outcome_bucket(session, ref.id, ref.accepted_at))
             outcomes += (len(keys), ref.id, f"{session} {ref.number} {became}")
-        turn = decision.state.turn
-        due = turn.deadline if turn else reading_until(decision.state)
+        due = decision.state.next_deadline
         args: list[Arg] = [
             version,
             secrets.token_hex(8),

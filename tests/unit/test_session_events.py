@@ -14,7 +14,7 @@ from libs.contracts.tools import LookedUp, LookUpOperation
 from services.session.domain import DeadlineReached
 from services.session.domain.plan import Plan
 from services.session.domain.state import SessionState
-from services.session.domain.subjects import KEPT_SUBJECTS, READ_WAIT_MS, reading_until
+from services.session.domain.subjects import KEPT_SUBJECTS, READ_WAIT_MS
 from services.session.domain.view import messages
 from tests.support.session import BOOK, CINEMA, MAIL, NOW, RESTAURANT, Talk, make_rules, one_plan
 
@@ -24,7 +24,7 @@ FILM = "film:dune"
 REMIND = Step(tool="set_timer", args={"text": "Dune tonight", "subject": FILM})
 
 
-def rules(*, lookup: bool = False, **session: Any):
+def rules(*, lookup: bool = False, slow: bool = False, **session: Any):
     """Rules of an application whose events have meanings."""
     connector = {"python": {"function": "builtins:dict"}}
     webhook = {"verify": {"scheme": "standard-webhooks", "secrets": ["env:S"]}, "route": {"session": "{{ data.s }}"}}
@@ -57,7 +57,7 @@ def rules(*, lookup: bool = False, **session: Any):
             "set_timer": {"connector": connector},
             "cancel_timer": {"connector": connector},
         },
-        "planner": {"scripted": {"rules": "rules.yaml"}},
+        "planner": {"http": {"url": "http://planner"}} if slow else {"scripted": {"rules": "rules.yaml"}},
         "session": session,
     }
     return replace(make_rules(), application=parse_application(raw, "test"))
@@ -212,25 +212,25 @@ def test_the_turn_about_a_subject_begins_when_its_state_was_read_and_the_planner
     event = table(talk, v="1")
     assert talk.state.turn is None
     assert texts(talk, "input.queued") == ["its subject's state is read first"]
-    seen: list[Any] = []
-    talk.planner = lambda turn, body: (seen.extend(talk.history), Plan())[1]
     looked(talk, "stands", result={"state": "held"})
     assert turns(talk)[-1] == event.event
-    assert {"tool": "look", "state": "stands", "result": {"state": "held"}}.items() <= talk.history[-1].items()
+    read, shown = talk.history[-2:]
+    assert (read["tool"], read["state"], read["result"]) == ("look", "stands", {"state": "held"})
+    assert shown["event"] == event.event
     assert talk.became()[-1] == (event.number, "acted")
 
 
 def test_a_turn_does_not_wait_for_ever_for_a_reading():
     talk = make_booked(lookup=True)
     event = table(talk, v="1")
-    assert reading_until(talk.state) == NOW + READ_WAIT_MS
+    assert talk.state.reading_until == NOW + READ_WAIT_MS
     talk.now = NOW + READ_WAIT_MS - 1
     talk.give(DeadlineReached())
     assert talk.state.queue
     talk.now += 1
     talk.give(DeadlineReached())
     assert turns(talk)[-1] == event.event
-    assert reading_until(talk.state) == 0
+    assert talk.state.reading_until == 0
 
 
 def test_an_answer_that_nobody_waits_for_changes_nothing():
@@ -264,6 +264,17 @@ def test_queued_input_about_a_moot_subject_is_superseded_and_other_input_stays()
     assert talk.became() == [(lost.number, "superseded")]
     assert lost.number in talk.trimmed
     assert texts(talk, "input.superseded") == ["film:dune is moot, says cinema"]
+
+
+def test_what_waits_for_the_planners_word_on_it_is_superseded_too_but_not_what_is_asked_about():
+    talk = Talk(rules=rules(slow=True))
+    film(talk, "film.news")
+    asked, waits = film(talk, "film.news"), film(talk, "film.news")
+    assert [wanted.about for wanted in talk.state.wanted] == [0, asked.number]
+    moot = film(talk, "film.moot")
+    assert talk.state.turn is not None
+    assert [ref.number for ref in talk.state.turn.arrivals] == [asked.number, moot.number]
+    assert talk.became() == [(waits.number, "superseded")]
 
 
 def with_timer(**result: Any) -> Talk:
@@ -453,6 +464,18 @@ def test_a_newer_event_about_its_subject_supersedes_a_question_and_asks_afresh()
     assert (fresh.action, fresh.supersedes) == ("A2", ("A1",))
     talk.give(ActionClosed(action="A1", state="superseded", reason="newer"))
     assert list(talk.state.actions) == ["A2"]
+
+
+def test_what_an_older_event_asks_while_a_newer_one_waits_is_superseded_when_that_ones_turn_begins():
+    look = Step(tool="look", args={})
+    talk = Talk(one_plan(Plan(steps=(look,)), after=Plan(steps=(BOOK,))), rules(in_flight=[{"independent": "queue"}]))
+    table(talk, "table.note")
+    newer = table(talk, v="2")
+    assert [ref.number for ref in talk.state.queue] == [newer.number]
+    talk.finish()  # the older one's turn asks, and the newer one's begins
+    assert [message.actions for message in talk.sent(SupersedeActions)] == [("A1",)]
+    talk.finish()
+    assert [question.supersedes for question in talk.questions()] == [(), ("A1",)]
 
 
 def test_a_question_about_another_subject_or_of_the_user_stays_open():

@@ -7,14 +7,18 @@ from libs.contracts.canonical import JSON
 from libs.contracts.envelope import Message
 from libs.contracts.reasons import EventOutcome, TimelineKind, TurnOutcome
 from libs.contracts.session import Notice, TimelineLine
-from services.session.domain.state import InputRef, SessionState
+from services.session.domain.state import InputRef, SessionState, Turn
 
 
 @dataclass(frozen=True)
 class WantPlan:
-    """The planner is to be asked for the running turn; its input's body is needed."""
+    """The planner is to be asked for the running turn; its input's body is needed.
+
+    With `about` it is asked what the input of that number, which came while the turn runs, is to the turn.
+    """
 
     number: int
+    about: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,9 +62,9 @@ class Decision:
     trimmed: tuple[int, ...] = ()
     ends: tuple[TurnEnd, ...] = ()
     dispositions: tuple[str, ...] = ()
-    want: Want = None
     limits: tuple[str, ...] = ()
-    """Limits that were reached."""
+    """Limits that were reached, for the operator."""
+    want: Want = None
 
     def then(self, later: "Decision") -> "Decision":
         """Both as one, to be committed together."""
@@ -73,8 +77,8 @@ class Decision:
             trimmed=self.trimmed + later.trimmed,
             ends=self.ends + later.ends,
             dispositions=self.dispositions + later.dispositions,
-            want=later.want,
             limits=self.limits + later.limits,
+            want=later.want,
         )
 
 
@@ -92,8 +96,15 @@ class Draft:
     trimmed: list[int] = field(default_factory=list)
     ends: list[TurnEnd] = field(default_factory=list)
     dispositions: list[str] = field(default_factory=list)
-    want: Want = None
     limits: list[str] = field(default_factory=list)
+    want: Want = None
+
+    @property
+    def turn(self) -> Turn:
+        """The running turn, where there must be one."""
+        if self.state.turn is None:
+            raise AssertionError("no turn is running")
+        return self.state.turn
 
     @property
     def seq(self) -> int:
@@ -146,6 +157,6 @@ class Draft:
             trimmed=tuple(self.trimmed),
             ends=tuple(self.ends),
             dispositions=tuple(self.dispositions),
-            want=self.want,
             limits=tuple(self.limits),
+            want=self.want,
         )

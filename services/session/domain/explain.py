@@ -160,6 +160,8 @@ def _happens(state: SessionState, input: Input, rules: Rules, now: int) -> list[
 
 def _ends(decision: Decision, input: Input) -> list[Finding]:
     match decision.want:
+        case WantPlan(_, about) if about and decision.state.turn is not None:
+            return [Finding("planner", f"is asked what it is to {decision.state.turn.id}")]
         case WantPlan() if decision.state.turn is not None:
             return [Finding("planner", f"is asked for {decision.state.turn.id}")]
         case _:

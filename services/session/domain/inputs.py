@@ -5,8 +5,9 @@ from itertools import takewhile
 from libs.contracts.canonical import JSON
 from libs.contracts.consent import DecideByText
 from libs.contracts.ingress import Input, InputKind
-from services.session.domain import limits, subjects, turns
+from services.session.domain import inflight, subjects, turns
 from services.session.domain.draft import Draft
+from services.session.domain.memory import entry_of
 from services.session.domain.rules import EXACT_DECISION, Rules, almost_a_decision
 from services.session.domain.state import InputRef
 
@@ -25,7 +26,7 @@ def on_input(draft: Draft, input: Input, rules: Rules) -> None:
             _on_decision(draft, ref, input, rules)
         case "cancel":
             _control(draft, ref)
-            turns.cancel(draft)
+            turns.cancel(draft, rules)
         case "message":
             _on_message(draft, ref, input, rules)
         case "event" | "timer":
@@ -40,16 +41,15 @@ def _trusted_kind(input: Input) -> InputKind:
 def _on_event(draft: Draft, ref: InputRef, input: Input, rules: Rules) -> None:
     """What nobody typed here: first what it says of its subject, then, if anything is left to do, its turn."""
     ended = subjects.fold(draft, ref, input, rules)
-    if ended == "superseded":
-        return
+    if ended in ("stale", "noticed"):
+        late: dict[str, JSON] = {"late": True} if ended == "stale" else {}
+        draft.remember(**entry_of(input), **late)
     if ended:
-        _remember_event(draft, input, late=ended == "stale")
         return
     if _full(draft):
         _dropped(draft, ref)
         return
-    _remember_event(draft, input)
-    _start_or_queue(draft, ref, rules)
+    inflight.arrived(draft, input, rules)
 
 
 def _on_message(draft: Draft, ref: InputRef, input: Input, rules: Rules) -> None:
@@ -58,6 +58,9 @@ def _on_message(draft: Draft, ref: InputRef, input: Input, rules: Rules) -> None
     if EXACT_DECISION.fullmatch(text):
         _control(draft, ref)
         draft.send(DecideByText(text=text, seal=input.seal), input.id)
+        return
+    if inflight.answers(draft, input):
+        _control(draft, ref)
         return
     open_ = [action.id for action in draft.state.actions.values() if action.asked and not action.superseded_by]
     if open_ and almost_a_decision(text):
@@ -68,8 +71,7 @@ def _on_message(draft: Draft, ref: InputRef, input: Input, rules: Rules) -> None
         _dropped(draft, ref)
         draft.say("I am busy: too much waits here already. Please say it again later.", turn="")
         return
-    draft.remember(kind="user", text=text)
-    _start_or_queue(draft, ref, rules)
+    inflight.arrived(draft, input, rules)
 
 
 def how_to_decide(actions: list[str]) -> str:
@@ -104,21 +106,8 @@ def _on_decision(draft: Draft, ref: InputRef, input: Input, rules: Rules) -> Non
         draft.set(queue=(*draft.state.queue[:first], ref, *draft.state.queue[first:]))
 
 
-def _start_or_queue(draft: Draft, ref: InputRef, rules: Rules) -> None:
-    """One turn at a time, begun in inbox order (G5)."""
-    reading = subjects.is_being_read(draft.state, ref, draft.now)
-    if draft.state.turn is None and not draft.state.queue and not reading:
-        draft.dispositions.append("dropped" if limits.is_over(draft, ref, rules) else "started")
-        turns.begin(draft, ref, rules)
-        return
-    draft.dispositions.append("queued")
-    draft.set(queue=(*draft.state.queue, ref))
-    why = "its subject's state is read first" if reading else ""
-    draft.line("input.queued", why, turn="", origin=ref.origin.kind, event=ref.event)
-
-
 def _full(draft: Draft) -> bool:
-    return len(draft.state.queue) >= MOST_QUEUED
+    return draft.state.waiting >= MOST_QUEUED
 
 
 def _dropped(draft: Draft, ref: InputRef) -> None:
@@ -133,19 +122,6 @@ def _control(draft: Draft, ref: InputRef) -> None:
     draft.dispositions.append("control")
     draft.outcomes.append((ref, "acted"))
     draft.trimmed.append(ref.number)
-
-
-def _remember_event(draft: Draft, input: Input, *, late: bool = False) -> None:
-    more: dict[str, JSON] = {"late": True} if late else {}
-    draft.remember(
-        kind="event",
-        source=input.source,
-        verified=input.origin.verified,
-        event=input.event,
-        type=input.type,
-        data=input.data,
-        **more,
-    )
 
 
 def _shown(input: Input) -> str:

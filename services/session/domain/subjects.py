@@ -166,14 +166,6 @@ def is_being_read(state: SessionState, ref: InputRef, now: int) -> bool:
     return ref.kind == "event" and state.looking.get(state.subjects.get(ref.subject, ""), 0) > now
 
 
-def reading_until(state: SessionState) -> int:
-    """When the first of the queue stops waiting for a look-up (ms), 0 where nothing waits."""
-    if state.turn is not None or not state.queue:
-        return 0
-    first = state.queue[0]
-    return state.looking.get(state.subjects.get(first.subject, ""), 0) if first.kind == "event" else 0
-
-
 def next_may_begin(draft: Draft) -> None:
     """The first of the queue begins, where it waited for a look-up alone."""
     if draft.state.turn is None and draft.state.queue and draft.want is None:
@@ -197,6 +189,21 @@ def _moot(draft: Draft, ref: InputRef) -> None:
         if _loses(queued, ref.subject):
             _end(draft, queued, "input.superseded", "superseded", why)
     draft.set(queue=tuple(queued for queued in draft.state.queue if not _loses(queued, ref.subject)))
+    _moot_arrivals(draft, ref.subject, why)
+
+
+def _moot_arrivals(draft: Draft, subject: str, why: str) -> None:
+    """What waits for the planner's word on what it is to the running turn. What is being asked about stays: the
+    answer would be taken for the next one's."""
+    turn = draft.state.turn
+    if turn is None:
+        return
+    asked = {wanted.about for wanted in draft.state.wanted}
+    lost = [ref for ref in turn.arrivals if _loses(ref, subject) and ref.number not in asked]
+    for ref in lost:
+        _end(draft, ref, "input.superseded", "superseded", why)
+    if lost:
+        draft.set_turn(arrivals=tuple(ref for ref in turn.arrivals if ref not in lost))
 
 
 def _loses(queued: InputRef, subject: str) -> bool:
@@ -312,7 +319,13 @@ def _supersede(draft: Draft, ref: InputRef) -> None:
     marked = {action.id: action.model_copy(update={"superseded_by": ref.event}) for action in about}
     draft.set(actions={**draft.state.actions, **marked})
     reason = f"a newer event about {ref.subject} from {ref.source}"
-    _send(draft, ref, SupersedeActions(actions=tuple(marked), reason=reason), "supersede", ref.id)
+    _send(draft, ref, SupersedeActions(actions=tuple(marked), reason=reason), "supersede", ref.id, *marked)
+
+
+def turn_begins(draft: Draft, ref: InputRef, rules: Rules) -> None:
+    """Supersede, too, what was asked for an older event while this one waited for its turn."""
+    if ref.kind == "event" and ref.subject and rules.meaning(ref.source, ref.type).supersedes_questions:
+        _supersede(draft, ref)
 
 
 def _is_open_about(state: SessionState, action: Action, subject: str) -> bool:
