@@ -177,6 +177,12 @@ class Client:
         _accepted(answer)
         return answer.content
 
+    def explain(self, session: str, event: Mapping[str, JSON]) -> list[dict[str, Any]]:
+        """What would become of an event, `{"source", "type", "data"}` or `{"text", "as"}`. Raises Refused."""
+        path = _in_session(session, "explain")
+        answer = _accepted(self._send("session", "POST", path, json=dict(event), headers=self._operator()))
+        return list(answer.body["findings"])
+
     def timeline(self, session: str, after: int = 0) -> list[TimelineLine]:
         """Lines with a higher number than `after`. Raises Refused."""
         lines = self._get("session", _in_session(session, "timeline"), after=after)["lines"]

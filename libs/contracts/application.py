@@ -206,10 +206,13 @@ class Source(Part):
 
     def meaning(self, type: str) -> EventType:
         """What a type of event means: its own entry, else the first pattern (`offer.*`) that fits, else nothing."""
-        exact = self.types.get(type)
-        if exact is not None:
-            return exact
-        return next((meaning for pattern, meaning in self.types.items() if fnmatchcase(type, pattern)), EventType())
+        return self.types.get(self.entry(type), EventType())
+
+    def entry(self, type: str) -> str:
+        """The name in `types` that says so; "" where none does."""
+        if type in self.types:
+            return type
+        return next((pattern for pattern in self.types if fnmatchcase(type, pattern)), "")
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:

@@ -33,6 +33,10 @@ class Input(BaseModel):
     """Milliseconds (Unix); also names the day bucket in which its marks are kept."""
     depth: int = 0
     trace: str = ""
+    sequence: str = ""
+    """The event's place in the order of its subject: a number, an RFC 3339 time, or text; "" where it has none."""
+    stream: str = ""
+    """Sequences of different streams are not compared."""
 
 
 class InputAccepted(Message):

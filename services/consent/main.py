@@ -4,7 +4,7 @@ import secrets
 from functools import partial
 
 from libs.contracts.application import load_application
-from libs.contracts.consent import CancelAction, DecideByText, IssueAction
+from libs.contracts.consent import CancelAction, DecideByText, IssueAction, SupersedeActions
 from libs.contracts.envelope import Message
 from libs.runtime.auth import Operators, UserTokens
 from libs.runtime.composer import Composer
@@ -60,6 +60,7 @@ async def build(rt: Runtime[ConsentSettings]) -> None:
         {
             IssueAction: handlers.on_issue_action,
             CancelAction: handlers.on_cancel_action,
+            SupersedeActions: handlers.on_supersede_actions,
             DecideByText: handlers.on_decide_by_text,
         },
     )

@@ -110,6 +110,8 @@ class Inbox:
             seal=seal,
             accepted_at=event.accepted_at,
             depth=event.depth,
+            sequence=event.sequence,
+            stream=event.stream,
         )
 
     def _numbers(self, session: str) -> _Numbers:

@@ -8,9 +8,9 @@ import structlog
 from libs.contracts.consent import ActionAsked, ActionClosed, ActionNotAsked, DecisionRefused
 from libs.contracts.envelope import Message
 from libs.contracts.errors import LostOwnership, PermanentError, TransientError
-from libs.contracts.ingress import Input, InputAccepted
+from libs.contracts.ingress import Input, InputAccepted, TimerSkipped
 from libs.contracts.session import PlanMade
-from libs.contracts.tools import StepFinished
+from libs.contracts.tools import LookedUp, StepFinished
 from libs.runtime.clock import Clock
 from libs.runtime.composer import Composer
 from libs.runtime.consumer import Context
@@ -91,6 +91,10 @@ class Handlers:
         """Fold in what the ledger says of an operation."""
         return await self._tell(message, ctx)
 
+    async def on_news(self, message: LookedUp | TimerSkipped, ctx: Context) -> Outcome:
+        """Fold in what a destination says of a subject, or what ingress says of a timer."""
+        return await self._tell(message, ctx)
+
     async def on_told(self, message: Told, ctx: Context) -> Outcome:
         """Fold in consent's news of a question."""
         return await self._tell(message, ctx)
@@ -103,7 +107,7 @@ class Handlers:
         about = await self._body(snapshot, wanted[0].about) if wanted and wanted[0].about else None
         return await self._apply(snapshot, Answered(message, about), ctx.envelope)
 
-    async def _tell(self, message: StepFinished | Told, ctx: Context) -> Outcome:
+    async def _tell(self, message: StepFinished | LookedUp | TimerSkipped | Told, ctx: Context) -> Outcome:
         snapshot = await self._sessions.load(ctx.envelope.session)
         return await self._apply(snapshot, message, ctx.envelope)
 

@@ -10,10 +10,10 @@ import structlog
 from libs.contracts.application import Application, ApplicationError, load_application
 from libs.contracts.canonical import JSON
 from libs.contracts.errors import LostOwnership, StoreAway
-from libs.contracts.ingress import InputAccepted
+from libs.contracts.ingress import InputAccepted, TimerSkipped
 from libs.contracts.keys import Keys
 from libs.contracts.session import PlanMade
-from libs.contracts.tools import StepFinished
+from libs.contracts.tools import LookedUp, StepFinished
 from libs.runtime.auth import Operators, UserTokens
 from libs.runtime.consumer import Consumer
 from libs.runtime.lifecycle import Runtime, run
@@ -47,11 +47,15 @@ async def build(rt: Runtime[SessionSettings]) -> None:
     )
     recorder = Recorder(rules) if settings.session_record else None
     sessions = RedisSessions(rt.store, rt.outbox, rt.keys, rt.clock, metrics.conflicts.inc, recorder)
+    if application.session.observe:
+        log.warning("observe.on", blocks="nothing")
     handlers = Handlers(sessions, planner, rules, rt.composer, rt.clock, metrics)
     consumer = rt.consumer(
         {
             InputAccepted: handlers.on_input,
             StepFinished: handlers.on_step_finished,
+            LookedUp: handlers.on_news,
+            TimerSkipped: handlers.on_news,
             PlanMade: handlers.on_plan_made,
             **dict.fromkeys(HANDLED, handlers.on_told),
         },
@@ -77,6 +81,7 @@ async def build(rt: Runtime[SessionSettings]) -> None:
             tokens,
             Operators.parse(settings.operator_tokens.get_secret_value()),
             rt.clock,
+            rules,
             stopping=rt.stopping,
             most_streams=settings.session_streams,
         )

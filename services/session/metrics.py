@@ -8,6 +8,7 @@ _KINDS = ("user", "webhook", "system", "timer", "actor")
 _OUTCOMES = ("done", "asked", "failed", "cancelled", "restarted")
 _DISPOSITIONS = (
     "started", "queued", "control", "dropped", "merged", "restarted", "revised", "rejected", "unclear",
+    "stale", "noticed", "superseded",
 )  # fmt: skip
 _LIMITS = ("steps", "same_step", "causation_depth", "turns_per_origin_per_hour", "open_questions")
 

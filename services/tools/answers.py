@@ -23,6 +23,7 @@ from services.tools.timers import lateness_ms
 log = structlog.get_logger(__name__)
 
 LAB_MARK = "lab"
+OBSERVE_MARK = "observe"
 
 
 class Answers:
@@ -137,4 +138,6 @@ def _notice(operation: str, tool: str, state: OperationState, reason: str) -> No
 
 
 def _marked(told: Told, reason: str) -> str:
-    return f"{LAB_MARK}: {reason or 'authority_by_role'}" if told.lab else reason
+    if told.lab:
+        return f"{LAB_MARK}: {reason or 'authority_by_role'}"
+    return f"{OBSERVE_MARK}: {reason or 'its owner would have been asked'}" if told.observed else reason

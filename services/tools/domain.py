@@ -103,6 +103,8 @@ class Admitted:
     step: int = 0
     lab: bool = False
     """Only a lab switch let it pass."""
+    observed: bool = False
+    """Only observe mode let it pass: its owner would have been asked."""
 
 
 @dataclass(frozen=True)
@@ -193,14 +195,15 @@ def admit(
     if faults := catalogue.faults(step.tool, step.args):
         return Rejection("; ".join(faults))
     denied = None if call.action else permission(tool.gate, who.origin.kind, step.tool)
-    if denied is not None and not everybody_is_user:
+    if denied is not None and not everybody_is_user and not catalogue.application.session.observe:
         return denied
     args = _with_identity(tool, step.args, who.origin, owner)
     if isinstance(args, Rejection):
         return args
     fingerprint = digest([step.tool, step.args])
     not_after = min(call.not_after, who.until)
-    return Admitted(step.tool, args, fingerprint, who, not_after, action, call.step, lab=denied is not None)
+    lab, observed = denied is not None and everybody_is_user, denied is not None and not everybody_is_user
+    return Admitted(step.tool, args, fingerprint, who, not_after, action, call.step, lab=lab, observed=observed)
 
 
 def _granted(call: RunStep, who: Authority, action: Action | None) -> Step | Rejection:

@@ -54,7 +54,7 @@ class ToolHandlers:
         step = await self._judge(call, session)
         if isinstance(step, Rejection):
             return await self._turn_away(call, ctx, Turned("refused", step.reason))
-        told = _told(ctx, lab=step.lab)
+        told = _told(ctx, lab=step.lab, observed=step.observed)
         lease = self._executor.lease_ms(step.tool)
         found = await self._ledger.claim(call, step, session, told, lease_ms=lease, now=ctx.now)
         if isinstance(found, Held) and self._is_gone(found):
@@ -169,6 +169,6 @@ def _standing(said: Said | None) -> tuple[Literal["stands", "gone", "unknown"], 
     assert_never(said)
 
 
-def _told(ctx: Context, *, lab: bool = False) -> Told:
+def _told(ctx: Context, *, lab: bool = False, observed: bool = False) -> Told:
     envelope = ctx.envelope
-    return Told(envelope.id, envelope.correlation or envelope.id, envelope.depth, envelope.trace, lab)
+    return Told(envelope.id, envelope.correlation or envelope.id, envelope.depth, envelope.trace, lab, observed)

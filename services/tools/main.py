@@ -112,6 +112,8 @@ def _serve(rt: Runtime[ToolsSettings], application: Application, connectors: Map
     )
     if by_role:
         rt.log.warning("lab.on", switch="authority_by_role")
+    if application.session.observe:
+        rt.log.warning("observe.on", blocks="nothing")
     sweeper = Sweeper(ledger, executor, reconciler, metrics, rt.clock)
     rt.consume(
         rt.topology.work_queue("tools"),

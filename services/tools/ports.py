@@ -45,6 +45,7 @@ class Told:
     depth: int = 0
     trace: str = ""
     lab: bool = False
+    observed: bool = False
 
 
 @dataclass(frozen=True)

@@ -341,7 +341,7 @@ def _known(reply: Reply) -> Known:
 
 
 def _pack(told: Told) -> bytes:
-    return orjson.dumps([told.call, told.correlation, told.depth, told.trace, told.lab])
+    return orjson.dumps([told.call, told.correlation, told.depth, told.trace, told.lab, told.observed])
 
 
 def _unpack(raw: bytes) -> Told:

@@ -93,11 +93,11 @@ class Neighbours:
         self.keys, self.topology = Keys(namespace, PARTITIONS), Topology(namespace, PARTITIONS)
         self.numbers: dict[str, int] = {}
 
-    async def append(self, session: str, kind: Any, data: Any) -> Input:
+    async def append(self, session: str, kind: Any, data: Any, **fields: Any) -> Input:
         """Store an input with its number, as `append` does, without ringing."""
         number = self.numbers[session] = self.numbers.get(session, 0) + 1
         origin = RESTAURANT if kind == "event" else ANA
-        made = make_input(number, kind, origin, data, session=session)
+        made = make_input(number, kind, origin, data, session=session, **fields)
         of = self.keys.of_session
         pipeline = self.redis.pipeline(transaction=True)
         pipeline.set(of("owner", session), "ana")

@@ -27,7 +27,7 @@ from turnkeeper.demo import scenario as scenarios
 from turnkeeper.target import DINNER, Target
 
 COMMANDS = """up|down|status|doctor|demo|publish|say|cancel|actions|accept|decline|sessions|session create|timers|
-timeline|operations|resolve|replay|dead list|dead show|dead replay|dead drop|quarantine list|quarantine show|
+timeline|explain|operations|resolve|replay|dead list|dead show|dead replay|dead drop|quarantine list|quarantine show|
 quarantine release|held list|held release|token|secrets init"""
 ALL = [command.strip() for command in COMMANDS.split("|")]
 Handler = Callable[[httpx2.Request], httpx2.Response]
@@ -213,6 +213,30 @@ def test_pending_timers_are_a_table_for_people_and_whole_for_programs(
     speak(lambda request: httpx2.Response(200, json={"timers": []}))
     assert cli.run(["timers", "dinner"]) == 0
     assert capsys.readouterr().out == "no timer is pending\n"
+
+
+def test_explain_sends_the_event_and_shows_what_would_be(speak: Speak, capsys: pytest.CaptureFixture[str]) -> None:
+    sent: list[Any] = []
+
+    def session(request: httpx2.Request) -> httpx2.Response:
+        sent.append((request.method, request.url.path, request.headers["authorization"], json.loads(request.content)))
+        findings = [{"about": "route", "says": "by reservation:R1", "rule": "sources.restaurant.route"}]
+        return httpx2.Response(200, json={"session": "dinner", "findings": findings})
+
+    speak(session)
+    event = {"source": "restaurant", "type": "table.gone", "data": {}}
+    assert cli.run(["explain", "dinner", "--event", json.dumps(event), "--json"]) == 0
+    assert sent == [("POST", "/v1/sessions/dinner/explain", "Bearer operator", event)]
+    assert json.loads(capsys.readouterr().out)["rule"] == "sources.restaurant.route"
+    assert cli.run(["explain", "dinner", "--event", json.dumps(event)]) == 0
+    assert "by reservation:R1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("event", ["{source: x}", "[]", '"x"'])
+def test_explain_wants_an_object(event: str, speak: Speak, capsys: pytest.CaptureFixture[str]) -> None:
+    speak(lambda request: httpx2.Response(500))
+    assert cli.run(["explain", "dinner", "--event", event]) == 1
+    assert "--event" in capsys.readouterr().err
 
 
 def test_resolve_sends_the_operators_word(speak: Speak, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,7 @@ def test_a_tool_result_is_printable_ascii_that_closes_no_tag_and_reads_back_unch
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
 def test_the_demo_shows_a_strangers_text_in_no_trusted_role(text, capsys):
-    talk = Talk(one_plan(Plan(steps=(BOOK,))))
+    talk = Talk(one_plan(Plan(reply="hello to you")))
     talk.say("hello")
     talk.event({"text": text}, type=text[:200])
     print_history(messages(talk.history))

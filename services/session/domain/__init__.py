@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from libs.contracts.consent import ActionAsked, ActionClosed, ActionNotAsked, DecisionRefused
-from libs.contracts.ingress import Input
+from libs.contracts.ingress import Input, TimerSkipped
 from libs.contracts.session import PlanMade
-from libs.contracts.tools import StepFinished
-from services.session.domain import actions, inflight, inputs, plans, turns
+from libs.contracts.tools import LookedUp, StepFinished
+from services.session.domain import actions, inflight, inputs, plans, subjects, turns
 from services.session.domain.draft import Decision, Draft
 from services.session.domain.plan import Plan
 from services.session.domain.rules import Rules
@@ -66,7 +66,8 @@ class DeadlineReached:
 
 
 Told = ActionAsked | ActionNotAsked | ActionClosed | DecisionRefused
-Stimulus = Arrived | Queued | Buried | Planned | Shown | Answered | DeadlineReached | StepFinished | Told
+News = StepFinished | LookedUp | TimerSkipped
+Stimulus = Arrived | Queued | Buried | Planned | Shown | Answered | DeadlineReached | News | Told
 
 
 def decide(state: SessionState, stimulus: Stimulus, now: int, rules: Rules, cause: str = "") -> Decision:
@@ -76,7 +77,8 @@ def decide(state: SessionState, stimulus: Stimulus, now: int, rules: Rules, caus
         case Arrived(input):
             inputs.on_input(draft, input, rules)
         case Queued(input):
-            turns.start_queued(draft, input, rules)
+            if not subjects.is_being_read(state, InputRef.of(input), now):
+                turns.start_queued(draft, input, rules)
         case Buried(input, reason):
             _bury(draft, input, reason)
         case Planned(plan, None):
@@ -91,6 +93,11 @@ def decide(state: SessionState, stimulus: Stimulus, now: int, rules: Rules, caus
             _deadlines(draft, rules)
         case StepFinished():
             turns.on_result(draft, stimulus, rules)
+            subjects.on_result(draft, state, stimulus, rules)
+        case LookedUp():
+            subjects.on_looked_up(draft, stimulus, rules)
+        case TimerSkipped():
+            subjects.on_skipped(draft, stimulus)
         case ActionAsked():
             actions.on_asked(draft, stimulus)
         case ActionNotAsked():
@@ -122,6 +129,8 @@ def _deadlines(draft: Draft, rules: Rules) -> None:
         if draft.now >= wanted.deadline and wanted in draft.state.wanted:
             plans.drop_wanted(draft, wanted)
             inflight.no_plan(draft, wanted, rules)
+    if 0 < draft.state.reading_until <= draft.now:
+        subjects.next_may_begin(draft)
 
 
 def _bury(draft: Draft, input: Input, reason: str) -> None:

@@ -3,7 +3,7 @@
 from typing import Literal, assert_never
 
 from libs.contracts.ingress import Input
-from services.session.domain import revision, turns
+from services.session.domain import limits, revision, subjects, turns
 from services.session.domain.draft import Draft, WantPlan
 from services.session.domain.ending import enqueue
 from services.session.domain.memory import entry_of
@@ -23,11 +23,12 @@ def arrived(draft: Draft, input: Input, rules: Rules) -> None:
     """An input that may start a turn: one at a time, begun in inbox order (G5)."""
     ref = InputRef.of(input)
     turn = draft.state.turn
-    if turn is None and not draft.state.queue:
-        draft.dispositions.append("started")
+    reading = subjects.is_being_read(draft.state, ref, draft.now)
+    if turn is None and not draft.state.queue and not reading:
+        draft.dispositions.append("dropped" if limits.is_over(draft, ref, rules) else "started")
         turns.begin(draft, input, rules)
     elif turn is None or turn.status == "cancelling":
-        enqueue(draft, ref, "")
+        enqueue(draft, ref, "its subject's state is read first" if reading else "")
     elif not turn.origin.same_as(ref.origin):  # before any planner sees it
         enqueue(draft, ref, "of another origin")
     else:

@@ -37,7 +37,8 @@ def run(draft: Draft, step: Step, rules: Rules) -> None:
         status="waiting",
         deadline=draft.now + rules.operation_wait_ms,
     )
-    draft.line("tool.sent", step_text(step) + lab, operation=operation, action=turn.action)
+    observed = " (observe: its owner would have been asked)" if rules.unasked(step.tool, turn) else ""
+    draft.line("tool.sent", step_text(step) + lab + observed, operation=operation, action=turn.action)
     draft.send(
         RunStep(
             operation=operation,

@@ -36,6 +36,7 @@ class InputRef(Part):
     accepted_at: int
     depth: int
     trace: str = ""
+    subject: str = ""
 
     @classmethod
     def of(cls, input: Input) -> "InputRef":
@@ -52,6 +53,7 @@ class InputRef(Part):
             accepted_at=input.accepted_at,
             depth=input.depth,
             trace=input.trace,
+            subject=input.subject,
         )
 
 
@@ -98,6 +100,8 @@ class Action(Part):
     asker: Asker
     question: str = ""
     asked: bool = False
+    superseded_by: str = ""
+    """The newer event about its subject: consent was told to close it, and answers what became of it."""
 
 
 class Joined(Part):
@@ -188,6 +192,8 @@ class Turn(Part):
     settling: tuple[str, ...] = ()
     """Operations whose outcome is found out before a cancelled or revised turn goes on."""
     revising: Joined | None = None
+    observed: int = 0
+    """In observe mode: the steps before this one were told as a question that would have been asked."""
 
     @property
     def origin(self) -> Origin:
@@ -203,6 +209,15 @@ class Turn(Part):
     def undoing(self) -> str:
         """The kept operation that the step at hand compensates, or ""."""
         return self.undo[self.position] if self.position < len(self.undo) else ""
+
+
+class TimerRef(Part):
+    """A pending timer, as the operation that set it told."""
+
+    operation: int
+    """The number of that operation: a subject's timers that were set after it became moot are meant."""
+    subject: str = ""
+    repeats: bool = False
 
 
 class SessionState(Part):
@@ -225,6 +240,20 @@ class SessionState(Part):
     wanted: tuple[PlanWanted, ...] = ()
     """At most two: the running turn's own, and one about an input that came meanwhile."""
 
+    watermarks: dict[str, tuple[str, int]] = {}
+    """Of a source's stream about a subject: the newest sequence that was applied, and when it was accepted (ms)."""
+    moot: dict[str, int] = {}
+    """Subjects that are moot, with the number of the newest operation then."""
+    timers: dict[str, TimerRef] = {}
+    looking: dict[str, int] = {}
+    """Operations whose destination is asked for their state, with the time until which turns wait for it (ms)."""
+    gone_early: dict[str, str] = {}
+    """Subjects that a source said are gone before we knew the operation that registered them, with that source."""
+    skipped: tuple[str, ...] = ()
+    """Timers' skipped instants that were told, newest last."""
+    begun: dict[str, dict[int, int]] = {}
+    """Turns begun by an origin, by the number of the five minutes (Unix) in which they began."""
+
     @property
     def waiting(self) -> int:
         """How many inputs wait for a turn, or for the planner to say what they are."""
@@ -236,4 +265,13 @@ class SessionState(Part):
         due = [wanted.deadline for wanted in self.wanted]
         if self.turn is not None and self.turn.deadline:
             due.append(self.turn.deadline)
+        if self.reading_until:
+            due.append(self.reading_until)
         return min(due, default=0)
+
+    @property
+    def reading_until(self) -> int:
+        """When the first of the queue stops waiting for a look-up of its subject, in ms; 0 where none waits."""
+        if self.turn is not None or not self.queue or self.queue[0].kind != "event":
+            return 0
+        return self.looking.get(self.subjects.get(self.queue[0].subject, ""), 0)

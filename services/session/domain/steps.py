@@ -1,7 +1,7 @@
 """The boundary between two steps: what joins there, what pauses there, and the guard before the next step (G3)."""
 
 from libs.contracts.consent import IssueAction
-from services.session.domain import operations
+from services.session.domain import operations, subjects
 from services.session.domain.draft import Draft, WantPlan
 from services.session.domain.ending import end
 from services.session.domain.rules import Rules
@@ -23,10 +23,20 @@ def proceed(draft: Draft, rules: Rules, note: str = "") -> None:
     step = turn.steps[turn.position]
     if turn.kept and not turn.undoing and (kept := operations.reusable(draft, step, rules)):
         _reuse(draft, kept, rules)
-    elif not turn.action and rules.needs_consent(step.tool, turn.origin):
+    elif not turn.action and not rules.observe and rules.needs_consent(step.tool, turn.origin):
         _ask(draft, note)
     else:
+        _observe(draft, rules)
         operations.run(draft, step, rules)
+
+
+def _observe(draft: Draft, rules: Rules) -> None:
+    """In observe mode, say once what would be asked now: a question would be about all the steps that are left."""
+    turn = draft.turn
+    if turn.position >= turn.observed and rules.unasked(turn.steps[turn.position].tool, turn):
+        steps = "; ".join(step_text(step) for step in turn.steps[turn.position :])
+        draft.line("turn.ask", f"observe: would ask {steps}")
+        draft.set_turn(observed=len(turn.steps))
 
 
 def _merge(draft: Draft) -> None:
@@ -92,5 +102,13 @@ def _ask(draft: Draft, note: str) -> None:
     pending = Action(id=action, steps=steps, asker=asker)
     draft.set(acts=draft.state.acts + 1, actions={**draft.state.actions, action: pending})
     draft.line("turn.ask", "; ".join(step_text(step) for step in steps), action=action)
-    draft.send(IssueAction(action=action, turn=turn.id, steps=steps, seals=turn.seals, note=note), action)
+    message = IssueAction(
+        action=action,
+        turn=turn.id,
+        steps=steps,
+        seals=turn.seals,
+        supersedes=subjects.superseded_for(draft.state, turn.input),
+        note=note,
+    )
+    draft.send(message, action)
     end(draft, "asked")

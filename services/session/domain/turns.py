@@ -2,7 +2,7 @@
 
 from libs.contracts.ingress import Input
 from libs.contracts.tools import StepFinished
-from services.session.domain import operations
+from services.session.domain import limits, operations, subjects
 from services.session.domain.draft import Draft, WantPlan
 from services.session.domain.ending import cancelled, end, enqueue, fail, start_next
 from services.session.domain.memory import entry_of
@@ -30,6 +30,9 @@ __all__ = [
 def begin(draft: Draft, input: Input, rules: Rules) -> None:
     """Start the turn of an input; from here on the planner may see it."""
     ref = InputRef.of(input)
+    if not limits.begins(draft, ref, rules):
+        return
+    subjects.turn_begins(draft, ref, rules)
     draft.remember(**entry_of(input))
     turn_id = f"T{draft.state.turns + 1}"
     turn = Turn(id=turn_id, root=turn_id, input=ref, started_at=draft.now)
