@@ -1,7 +1,8 @@
 """One queue, one channel: deliveries in, prefix acknowledgements out.
 
 A cumulative acknowledgement spans its whole channel, so each queue has a channel of its own, and only the prefix
-of deliveries that are all done is acknowledged, with one frame (design §3).
+of deliveries that are all done is acknowledged, with one frame (design §3). Where work is slow and needs no order, each
+delivery is acknowledged by itself instead: one that takes half a minute must not hold back a thousand others.
 """
 
 import asyncio
@@ -41,7 +42,7 @@ class Delivery:
     def done(self) -> None:
         """All members of this delivery are committed."""
         self.finished = True
-        self._channel.advance()
+        self._channel.finish(self)
 
     @property
     def stale(self) -> bool:
@@ -56,8 +57,9 @@ class Delivery:
 class _Channel:
     """The deliveries of one opened channel, in order, and the acknowledgement of their finished prefix."""
 
-    def __init__(self, underlay: aiormq.Channel) -> None:
+    def __init__(self, underlay: aiormq.Channel, *, singly: bool) -> None:
         self.underlay = underlay
+        self._singly = singly
         self.open: deque[Delivery] = deque()
         self.broken = asyncio.Event()
         self._scheduled = False
@@ -70,8 +72,14 @@ class _Channel:
     def close_soon(self) -> None:
         self.broken.set()
 
-    def advance(self) -> None:
-        if not self._scheduled:
+    def receive(self, delivery: Delivery) -> None:
+        if not self._singly:
+            self.open.append(delivery)
+
+    def finish(self, delivery: Delivery) -> None:
+        if self._singly:
+            self._acknowledge_to(delivery.tag)
+        elif not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._acknowledge)
 
@@ -80,14 +88,18 @@ class _Channel:
         last = None
         while self.open and self.open[0].finished:
             last = self.open.popleft()
-        if last is not None and not self.closed:
-            task = asyncio.ensure_future(self._send(last.tag))
+        if last is not None:
+            self._acknowledge_to(last.tag)
+
+    def _acknowledge_to(self, tag: int) -> None:
+        if not self.closed:
+            task = asyncio.ensure_future(self._send(tag))
             self._acks.add(task)
             task.add_done_callback(self._acks.discard)
 
     async def _send(self, tag: int) -> None:
         try:
-            await self.underlay.basic_ack(tag, multiple=True, wait=False)
+            await self.underlay.basic_ack(tag, multiple=not self._singly, wait=False)
         except (AMQPError, DriverError, OSError, RuntimeError):
             self.broken.set()  # the broker delivers again, and the marks recognise it
 
@@ -109,8 +121,10 @@ class Intake:
         *,
         prefetch: int,
         priority: int | None = None,
+        singly: bool = False,
     ) -> None:
         self.queue = queue
+        self._singly = singly
         self._broker = broker
         self._start = start
         self._prefetch = prefetch
@@ -138,7 +152,7 @@ class Intake:
     async def _consume(self) -> None:
         channel = await self._broker.consuming.channel(confirms=False)
         underlay = cast(aiormq.Channel, await channel.get_underlay_channel())
-        mine = _Channel(underlay)
+        mine = _Channel(underlay, singly=self._singly)
         try:
             await underlay.basic_qos(prefetch_count=self._prefetch)
             arguments: dict[str, Any] = {} if self._priority is None else {"x-priority": self._priority}
@@ -182,7 +196,7 @@ class Intake:
             tag=message.delivery_tag or 0,
             _channel=mine,
         )
-        mine.open.append(delivery)
+        mine.receive(delivery)
         self._start(delivery)
 
     async def _pause(self, seconds: float) -> None:

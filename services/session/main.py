@@ -1,5 +1,6 @@
 """Composition root: the only module that names concrete classes."""
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from libs.contracts.errors import LostOwnership, StoreAway
 from libs.contracts.ingress import InputAccepted
 from libs.contracts.keys import Keys
 from libs.contracts.tools import StepFinished
+from libs.contracts.topology import PLANNER
 from libs.runtime.auth import Operators, UserTokens
 from libs.runtime.consumer import Consumer
 from libs.runtime.lifecycle import Runtime, run
@@ -21,7 +23,9 @@ from services.session.domain.rules import Rules
 from services.session.edge import make_app
 from services.session.handlers import HANDLED, Handlers
 from services.session.metrics import SessionMetrics
+from services.session.planners.build import build_remote
 from services.session.planners.scripted import ScriptedPlanner, load_rules
+from services.session.planners.worker import Plans, PlansIn, PlanWorker
 from services.session.settings import SessionSettings
 from services.session.store import RedisSessions
 
@@ -34,6 +38,7 @@ async def build(rt: Runtime[SessionSettings]) -> None:
     """Wire the service."""
     settings = rt.settings
     application = load_application(settings.config)
+    take_plans(rt, application)
     planner = ScriptedPlanner(load_rules(rules_path(application, settings.config)))
     metrics = SessionMetrics(rt.registry)
     sessions = RedisSessions(rt.store, rt.outbox, rt.keys, rt.clock, metrics.conflicts.inc)
@@ -77,6 +82,19 @@ async def build(rt: Runtime[SessionSettings]) -> None:
             most_streams=settings.session_streams,
         )
     )
+
+
+def take_plans(rt: Runtime[SessionSettings], application: Application) -> None:
+    """Where the planner is outside: ask it over HTTP, or take what agents answered. Raises SettingsError."""
+    plans = Plans(rt.composer, rt.publisher)
+    most = rt.settings.planner_calls
+    if remote := build_remote(application, os.environ, rt.clock, most):
+        planner, endpoint = remote
+        worker = PlanWorker(planner, plans, rt.topology, rt.clock, rt.metrics)
+        rt.intake(rt.topology.work_queue(PLANNER), worker.on_delivery, prefetch=most, slow=True)
+        rt.on_close(endpoint.close)
+    elif application.planner.amqp is not None:
+        rt.intake(rt.topology.plans, PlansIn(plans, rt.metrics).on_delivery)
 
 
 async def sweep_deadlines(

@@ -76,7 +76,8 @@ def test_what_does_not_fit_the_budget_is_left_out_oldest_first_and_said():
     chat = messages(entries)
     assert sum(len(str(message)) for message in chat) < BUDGET_CHARACTERS + 2_000
     assert chat[-1]["content"].startswith("59 ")
-    assert "left out" in chat[1]["content"]
+    assert "left out" in chat[0]["content"]
+    assert [message["role"] for message in chat].count("system") == 1
 
 
 def test_the_timeline_line_of_an_event_has_no_word_of_its_text():
