@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema_rs
 import structlog
 
-from libs.contracts.application import Application, ApplicationError, load_application
+from libs.contracts.application import Application, load_application
 from libs.contracts.canonical import JSON
 from libs.contracts.errors import LostOwnership, StoreAway
 from libs.contracts.ingress import InputAccepted
@@ -23,9 +23,10 @@ from services.session.domain.rules import Rules
 from services.session.edge import make_app
 from services.session.handlers import HANDLED, Handlers
 from services.session.metrics import SessionMetrics
-from services.session.planners.build import build_remote
+from services.session.planners.build import Elsewhere, build_remote
 from services.session.planners.scripted import ScriptedPlanner, load_rules
 from services.session.planners.worker import Plans, PlansIn, PlanWorker
+from services.session.ports import Planner
 from services.session.settings import SessionSettings
 from services.session.store import RedisSessions
 
@@ -39,7 +40,7 @@ async def build(rt: Runtime[SessionSettings]) -> None:
     settings = rt.settings
     application = load_application(settings.config)
     take_plans(rt, application)
-    planner = ScriptedPlanner(load_rules(rules_path(application, settings.config)))
+    planner = planner_inside(application, settings.config)
     metrics = SessionMetrics(rt.registry)
     sessions = RedisSessions(rt.store, rt.outbox, rt.keys, rt.clock, metrics.conflicts.inc)
     rules = Rules(
@@ -126,11 +127,10 @@ class ArgumentSchemas:
         ]
 
 
-def rules_path(application: Application, config: Path) -> Path:
-    """The rules file, relative to the application file."""
-    if application.planner.scripted is None:
-        raise ApplicationError(str(config), ["planner: it has no rules"])
-    return config.parent / application.planner.scripted.rules
+def planner_inside(application: Application, config: Path) -> Planner:
+    """The planner that answers at once, by rules beside the application file; for others, nobody."""
+    scripted = application.planner.scripted
+    return Elsewhere() if scripted is None else ScriptedPlanner(load_rules(config.parent / scripted.rules))
 
 
 def main() -> None:

@@ -101,7 +101,10 @@ MISBEHAVIOURS = {
     "a connection cut before it": (cut_at_once, "connection failed"),
     "no HTTP at all": (raw(b"\x00\x01\x02 hello\r\n\r\n", close=True), "connection failed"),
     "a head without end": (raw(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 300_000, close=True), "connection failed"),
-    "401": (answering({"error": {"message": f"wrong: {KEY}", "code": "invalid_api_key"}}, 401), "401 (invalid_api_key)"),
+    "401": (
+        answering({"error": {"message": f"wrong: {KEY}", "code": "invalid_api_key"}}, 401),
+        "401 (invalid_api_key)",
+    ),
     "400 with no JSON": (answering(b"<html>", 400), "answered 400"),
     "429 for ever": (answering({}, 429), "429 (2 attempts)"),
     "429 until tomorrow": (answering({}, 429, retry_after="86400"), "after the deadline"),

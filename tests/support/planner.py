@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -17,10 +18,15 @@ from libs.contracts.session import PlanMade, PlanRequested
 from libs.contracts.topology import Topology
 from libs.runtime.clock import SystemClock
 from libs.runtime.composer import Composer
+from libs.runtime.lifecycle import Runtime
 from libs.runtime.metrics import RuntimeMetrics
 from libs.runtime.publisher import Outgoing
+from libs.runtime.topology import declare
+from services.session.main import take_plans
 from services.session.planners.build import build_remote
-from services.session.planners.worker import PlansIn, PlanWorker, Plans
+from services.session.planners.worker import Plans, PlansIn, PlanWorker
+from services.session.settings import SessionSettings
+from tests.support.eventually import eventually
 
 PARTITIONS = 4
 TOKEN = "an-invented-one-time-token"
@@ -55,7 +61,9 @@ def request(session: str = "s1", plan: int = 1, seconds: float = 10.0, **changed
 def wrapped(message: Any, session: str = "s1") -> bytes:
     """A message in its envelope, as it travels alone."""
     id = derive_id(message.wire_type(), session, message.turn, message.plan)
-    return encode(Envelope(id=id, type=message.wire_type(), session=session, correlation="root", depth=2, body={}), message)
+    return encode(
+        Envelope(id=id, type=message.wire_type(), session=session, correlation="root", depth=2, body={}), message
+    )
 
 
 def application(planner: dict[str, Any], **tools: Any) -> Application:
@@ -191,7 +199,9 @@ class Work:
         self.plans = Plans(Composer(self.topology, self.clock), self.publisher)
         self.plans_in = PlansIn(self.plans, self.metrics)
 
-    async def ask(self, planner: dict[str, Any], asked: PlanRequested, environ: dict[str, str] | None = None) -> PlanMade:
+    async def ask(
+        self, planner: dict[str, Any], asked: PlanRequested, environ: dict[str, str] | None = None
+    ) -> PlanMade:
         """The plan that becomes of a request."""
         remote = build_remote(application(planner), environ or {}, self.clock, 1_000)
         assert remote is not None
@@ -207,3 +217,72 @@ class Work:
         """Messages of a type with an outcome."""
         labels = {"service": "session", "type": type_, "outcome": outcome}
         return self.registry.get_sample_value("turnkeeper_messages_total", labels) or 0.0
+
+
+@contextlib.asynccontextmanager
+async def replica(
+    redis_url: str, amqp_url: str, namespace: str, planner: dict[str, Any], calls: int = 1_000
+) -> AsyncIterator[Runtime[SessionSettings]]:
+    """The part of a session replica that deals with planners outside, as `main` wires it, on real servers."""
+    await declare(amqp_url, Topology(namespace, PARTITIONS))
+    settings = SessionSettings(
+        redis_url=redis_url, amqp_url=amqp_url, namespace=namespace, partitions=PARTITIONS, planner_calls=calls,
+        config=Path("turnkeeper.yaml"), replica="0", http_port=1,
+    )  # fmt: skip
+    rt = Runtime(settings, "session")
+    take_plans(rt, application(planner))
+    tasks = [asyncio.create_task(work) for work in (rt.store.serve(), rt.publisher.serve())]
+    tasks += [asyncio.create_task(intake.serve()) for intake in rt._intakes]
+    try:
+        await eventually(lambda: all(intake.consuming for intake in rt._intakes))
+        yield rt
+    finally:
+        await stopped(rt)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await rt.broker.close()
+        for close in rt._closers:
+            await close()
+        await rt.store.redis.aclose()
+
+
+async def stopped(rt: Runtime[SessionSettings]) -> None:
+    """Drain, as on SIGTERM."""
+    for intake in rt._intakes:
+        intake.stop_taking()
+    await rt._hand_on(asyncio.get_running_loop().time() + 10)
+
+
+async def send_requests(rt: Runtime[SessionSettings], *requests: tuple[str, PlanRequested]) -> None:
+    """Publish requests as the outbox does; done once the broker has confirmed them."""
+    made = [rt.composer.compose(message, session=s, id_parts=(message.turn, message.plan)) for s, message in requests]
+    await asyncio.gather(*(rt.publisher.send(outgoing) for outgoing in made))
+
+
+class Partitions:
+    """Reads what comes into the partitions, as the session's consumer would."""
+
+    def __init__(self, channel: Any, topology: Topology) -> None:
+        self._channel = channel
+        self._topology = topology
+        self.made: list[tuple[str, PlanMade]] = []
+
+    async def start(self) -> "Partitions":
+        """Listen to all of them."""
+        for number in range(PARTITIONS):
+            queue = await self._channel.get_queue(self._topology.partition_queue(number), ensure=False)
+            await queue.consume(self._take, no_ack=True)
+        return self
+
+    async def _take(self, message: Any) -> None:
+        for member in orjson.loads(message.body):
+            envelope, made = decode(member)
+            assert isinstance(made, PlanMade)
+            assert message.routing_key == self._topology.route(made, envelope.session).routing_key
+            self.made.append((envelope.session, made))
+
+    async def plans(self, count: int, within: float = 20.0) -> list[tuple[str, PlanMade]]:
+        """The first plans."""
+        await eventually(lambda: len(self.made) >= count, within=within)
+        return self.made

@@ -1,9 +1,9 @@
 """The planner's view as a chat: what the user did not write is a tool result, never a message of a role (G7)."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from libs.contracts.application import Application, Planner, Tool
+from libs.contracts.application import Planner, Tool
 from libs.contracts.canonical import JSON
 
 BUDGET_CHARACTERS = 24_000
@@ -39,11 +39,11 @@ def budget_of(planner: Planner) -> int:
     return planner.openai.tokens * CHARACTERS_A_TOKEN if planner.openai else BUDGET_CHARACTERS
 
 
-def tools_of(application: Application) -> list[Entry]:
-    """The application's tools as a planner is shown them: name, description, and the schema of the arguments."""
+def tools_of(tools: Mapping[str, Tool]) -> list[Entry]:
+    """Tools as a planner is shown them: name, description, effect, and the schema of the arguments."""
     return [
-        {"name": name, "description": _described(name, tool), "parameters": tool.args}
-        for name, tool in application.tools.items()
+        {"name": name, "description": _described(name, tool), "effect": tool.effect, "parameters": tool.args}
+        for name, tool in tools.items()
     ]
 
 

@@ -8,6 +8,7 @@ import httpx2
 from libs.contracts.application import Application, resolve_secret
 from libs.runtime.clock import Clock
 from libs.runtime.settings import SettingsError
+from services.session.domain.plan import Plan, View
 from services.session.domain.view import CHARACTERS_A_TOKEN, SYSTEM, size, tools_of
 from services.session.planners.answers import RemotePlanner
 from services.session.planners.calls import Endpoint, Patience
@@ -18,6 +19,14 @@ _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A header's name (RFC 9110 §5.1)."""
 _VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 _OURS = frozenset({"host", "content-length", "content-type", "transfer-encoding", "connection", "accept-encoding"})
+
+
+class Elsewhere:
+    """Stands where a planner inside the process would: the session asks this one off its partition, never here."""
+
+    async def plan(self, view: View) -> Plan:
+        """A fault, since nobody is asked here."""
+        return Plan(fault="this planner is asked off the partition")
 
 
 def build_remote(
@@ -42,7 +51,7 @@ def build_remote(
             raise SettingsError(faults)
         url = f"{chosen.url.rstrip('/')}/chat/completions"
         endpoint = Endpoint(url, headers, Patience(chosen.timeout, chosen.retries), most, clock)
-        return OpenaiPlanner(chosen, endpoint, tools_of(application)), endpoint
+        return OpenaiPlanner(chosen, endpoint, tools_of(application.tools)), endpoint
     return None
 
 
@@ -76,8 +85,8 @@ def _check_url(where: str, url: str) -> None:
         parts = httpx2.URL(url)
     except httpx2.InvalidURL as error:
         raise SettingsError([f"{where}: {error}"]) from None
-    if not parts.host:
-        raise SettingsError([f"{where}: it names no host"])
+    if not parts.host or not 0 < (parts.port or 80) <= 65_535:
+        raise SettingsError([f"{where}: it names no host, or a port that there is not"])
     if parts.userinfo:
         raise SettingsError([f"{where}: a password does not belong into the file; give a header by reference instead"])
 
@@ -103,7 +112,7 @@ def _too_narrow(application: Application) -> list[str]:
     if planner is None:
         return []
     system = {"role": "system", "content": SYSTEM + planner.instructions + RELATE_WANTED}
-    fixed = size([system]) + sum(len(str(tool)) for tool in tools_of(application))
+    fixed = size([system]) + sum(len(str(tool)) for tool in tools_of(application.tools))
     if fixed <= planner.tokens * CHARACTERS_A_TOKEN * 3 // 4:
         return []
     tokens = fixed // CHARACTERS_A_TOKEN

@@ -25,8 +25,11 @@ RESERVED = frozenset({RELATE, READ_TURN, "read_event", "ask_owner"})
 RELATIONS = ("adds", "independent", "revises", "unclear")
 RELATE_WANTED = (
     " A turn is running; read_turn shows it and the input that came meanwhile. Call relate to say what that input is to"
-    " the turn: adds (more for the same wish), independent (another wish), revises (the wish is now another), unclear."
+    " the turn: adds (more for the same wish: also call what it wants beside), independent (another wish), revises (the"
+    " wish is now another), unclear (also write the question to the owner)."
 )
+_STATE = ("running", "action", "asked", "failing", "added", "done", "answer")
+"""What of a view is not in its messages; while a turn runs the input in question too."""
 _RELATE: Entry = {
     "name": RELATE,
     "description": "Say what the input that came while the turn runs is to that turn.",
@@ -46,7 +49,7 @@ class OpenaiPlanner:
     def __init__(self, configured: Configured, endpoint: Endpoint, tools: Sequence[Entry]) -> None:
         self._configured = configured
         self._endpoint = endpoint
-        self._tools = tools
+        self._tools = {str(tool["name"]): tool for tool in tools}
 
     async def ask(self, request: PlanRequested, session: str) -> Answer:
         """The answer to a request. Raises PlannerFault."""
@@ -90,8 +93,8 @@ def chat_of(view: Mapping[str, JSON], instructions: str = "") -> list[Entry]:
 
 def _turn_of(view: Mapping[str, JSON]) -> list[Entry]:
     """The state of the turn. Its words are not the owner's, so that it comes as a call's result."""
-    names = ("running", "input", "data") if view.get("running") else ()
-    told = {name: view[name] for name in (*names, "failing", "action") if view.get(name)}
+    names = (*_STATE, "input", "data") if view.get("running") else _STATE
+    told = {name: view[name] for name in names if view.get(name)}
     if not told:
         return []
     call = {"id": READ_TURN, "type": "function", "function": {"name": READ_TURN, "arguments": "{}"}}
@@ -105,11 +108,16 @@ def _is_message(message: Any) -> bool:
     return isinstance(message, dict) and message.get("role") in _ROLES
 
 
-def _functions(view: Mapping[str, JSON], otherwise: Sequence[Entry]) -> list[Entry]:
+def _functions(view: Mapping[str, JSON], known: Mapping[str, Entry]) -> list[Entry]:
+    """The view's tools as functions, with what is known of them from the application file."""
     tools = view.get("tools")
-    found = [*(tools if isinstance(tools, list | tuple) else otherwise)]
-    described = [{name: tool[name] for name in ("name", "description", "parameters") if name in tool} for tool in found]
-    return [*described, _RELATE] if view.get("running") else described
+    shown = tools if isinstance(tools, list | tuple) else known.values()
+    functions = [_function({**known.get(str(tool.get("name")), {}), **tool}) for tool in shown]
+    return [*functions, _RELATE] if view.get("running") else functions
+
+
+def _function(tool: Entry) -> Entry:
+    return {name: tool[name] for name in ("name", "description", "parameters") if name in tool}
 
 
 def read_completion(raw: bytes, offered: set[str], view: Mapping[str, JSON]) -> Answer:
