@@ -88,7 +88,7 @@ async def build(rt: Runtime[SessionSettings]) -> None:
 def take_plans(rt: Runtime[SessionSettings], application: Application) -> None:
     """Where the planner is outside: ask it over HTTP, or take what agents answered. Raises SettingsError."""
     plans = Plans(rt.composer, rt.publisher)
-    most = rt.settings.planner_calls
+    most = rt.settings.session_planner_calls
     if remote := build_remote(application, os.environ, rt.clock, most):
         planner, endpoint = remote
         worker = PlanWorker(planner, plans, rt.topology, rt.clock, rt.metrics)

@@ -15,7 +15,7 @@ class SessionSettings(RuntimeSettings):
         24.0, gt=0, description="How long a committed call may still be claimed at the door"
     )
     session_prefetch: int = Field(64, ge=1, le=65535, description="Unacknowledged messages (bundles) per partition")
-    planner_calls: int = Field(
+    session_planner_calls: int = Field(
         2_000, ge=1_000, le=65_535, description="Plans that one replica asks for at once (planners http and openai)"
     )
     session_streams: int = Field(

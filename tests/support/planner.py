@@ -226,7 +226,7 @@ async def replica(
     """The part of a session replica that deals with planners outside, as `main` wires it, on real servers."""
     await declare(amqp_url, Topology(namespace, PARTITIONS))
     settings = SessionSettings(
-        redis_url=redis_url, amqp_url=amqp_url, namespace=namespace, partitions=PARTITIONS, planner_calls=calls,
+        redis_url=redis_url, amqp_url=amqp_url, namespace=namespace, partitions=PARTITIONS, session_planner_calls=calls,
         config=Path("turnkeeper.yaml"), replica="0", http_port=1,
     )  # fmt: skip
     rt = Runtime(settings, "session")
