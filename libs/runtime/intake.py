@@ -63,7 +63,9 @@ class _Channel:
         self.open: deque[Delivery] = deque()
         self.broken = asyncio.Event()
         self._scheduled = False
-        self._acks: set[asyncio.Task[None]] = set()
+        self._finished: list[int] = []
+        """Tags to acknowledge, in order; of a prefix the last one is enough."""
+        self._sending: asyncio.Task[None] | None = None
 
     @property
     def closed(self) -> bool:
@@ -78,8 +80,8 @@ class _Channel:
 
     def finish(self, delivery: Delivery) -> None:
         if self._singly:
-            self._acknowledge_to(delivery.tag)
-        elif not self._scheduled:
+            self._finished.append(delivery.tag)
+        if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._acknowledge)
 
@@ -89,25 +91,28 @@ class _Channel:
         while self.open and self.open[0].finished:
             last = self.open.popleft()
         if last is not None:
-            self._acknowledge_to(last.tag)
+            self._finished = [last.tag]
+        if self._finished and self._sending is None and not self.closed:
+            # One after another: the driver's queue of frames is short and, when full, lets a later one overtake. The
+            # broker closes a channel that acknowledges a prefix after a longer one.
+            self._sending = asyncio.ensure_future(self._send())
 
-    def _acknowledge_to(self, tag: int) -> None:
-        if not self.closed:
-            task = asyncio.ensure_future(self._send(tag))
-            self._acks.add(task)
-            task.add_done_callback(self._acks.discard)
-
-    async def _send(self, tag: int) -> None:
+    async def _send(self) -> None:
         try:
-            await self.underlay.basic_ack(tag, multiple=not self._singly, wait=False)
+            while self._finished:
+                tags, self._finished = self._finished, []
+                for tag in tags:
+                    await self.underlay.basic_ack(tag, multiple=not self._singly, wait=False)
         except (AMQPError, DriverError, OSError, RuntimeError):
             self.broken.set()  # the broker delivers again, and the marks recognise it
+        finally:
+            self._sending = None
 
     async def settled(self) -> None:
         """Wait for acknowledgements that are being written."""
         await asyncio.sleep(0)
-        if self._acks:
-            await asyncio.gather(*self._acks, return_exceptions=True)
+        if self._sending is not None:
+            await asyncio.gather(self._sending, return_exceptions=True)
 
 
 class Intake:
