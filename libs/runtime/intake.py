@@ -22,6 +22,8 @@ log = structlog.get_logger(__name__)
 
 WATCH_SECONDS = 1.0
 REOPEN_SECONDS = 1.0
+ANSWER_SECONDS = 10.0
+"""A broker that does not answer so long on a channel is asked anew on another: waiting for it would never end."""
 
 
 @dataclass(eq=False)
@@ -159,13 +161,15 @@ class Intake:
         underlay = cast(aiormq.Channel, await channel.get_underlay_channel())
         mine = _Channel(underlay, singly=self._singly)
         try:
-            await underlay.basic_qos(prefetch_count=self._prefetch)
+            await underlay.basic_qos(prefetch_count=self._prefetch, timeout=ANSWER_SECONDS)
             arguments: dict[str, Any] = {} if self._priority is None else {"x-priority": self._priority}
 
             async def on_message(message: aiormq.abc.DeliveredMessage) -> None:
                 self._receive(mine, message)
 
-            consuming = await underlay.basic_consume(self.queue, on_message, arguments=arguments)
+            consuming = await underlay.basic_consume(
+                self.queue, on_message, arguments=arguments, timeout=ANSWER_SECONDS
+            )
             self.consuming = True
             while not self._stopping.is_set() and not mine.closed:
                 if consuming.consumer_tag not in underlay.consumers:
@@ -175,7 +179,7 @@ class Intake:
             await mine.settled()
         finally:
             mine.broken.set()
-            await channel.close()
+            await asyncio.wait_for(channel.close(), ANSWER_SECONDS)
 
     async def _wait_any(self, mine: _Channel) -> None:
         """Until the channel breaks, we stop, or it is time to look at the consumer."""
