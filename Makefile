@@ -41,6 +41,9 @@ down: install ## stop the stack of this folder
 bench: install servers ## turns/s from publish to committed effect, beside a bare chain of the same hops
 	$(BIN)/python -m bench.turns $(ARGS)
 
+bench-planner: install servers ## the median turn beside 1,000 sessions that wait for a slow planner
+	$(BIN)/python -m bench.slow_planner $(ARGS)
+
 chaos: install servers ## load while processes and servers are killed (SEED=)
 	$(BIN)/python -m tests.chaos.run $(if $(SEED),--seed $(SEED)) $(ARGS)
 
@@ -61,4 +64,4 @@ constraints: install ## export the exact versions of this environment
 clean: ## remove the environment and what tools left here
 	rm -rf .venv .turnkeeper .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
-.PHONY: help install servers demo test check up down bench chaos mutants compose-test docs constraints clean
+.PHONY: help install servers demo test check up down bench bench-planner chaos mutants compose-test docs constraints clean

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from libs.contracts.application import Application, Hmac, StandardWebhooks
+from libs.contracts.application import Application, Hmac, StandardWebhooks, resolve_secret
 from libs.contracts.keys import SERVICES
 from turnkeeper import processes
 from turnkeeper.engines import Engine
@@ -90,7 +90,19 @@ def application_faults(config: Path, application: Application, lab: Lab) -> list
         for name, tool in application.tools.items()
         if tool.connector.python is not None
     }
+    faults += _secret_faults(application, {**os.environ, **_lab_of(lab, "session", "session-0")})
     return faults + (_import_faults(functions, config.parent, lab) if functions else [])
+
+
+def _secret_faults(application: Application, environment: Mapping[str, str]) -> list[str]:
+    """A planner's secret is somebody else's: it cannot be drawn, as a source's can."""
+    faults = []
+    for where, reference in application.planner.secrets.items():
+        try:
+            resolve_secret(reference, environment)
+        except ValueError as error:
+            faults.append(f"{where}: {error}")
+    return faults
 
 
 def _import_faults(functions: Mapping[str, str], folder: Path, lab: Lab) -> list[str]:
@@ -166,8 +178,9 @@ def plan_processes(
     lab: Lab,
 ) -> list[Planned]:
     """Every process of the stack, the sandbox (if the application uses one) first."""
+    planners = planner_variables(application)
     common = {
-        **_inherited(engine, made),
+        **_inherited(engine, made, planners),
         "TURNKEEPER_REDIS_URL": engine.redis_url,
         "TURNKEEPER_AMQP_URL": engine.amqp_url,
         "TURNKEEPER_NAMESPACE": engine.namespace,
@@ -178,13 +191,13 @@ def plan_processes(
     }
     planned = []
     if uses_sandbox(application):
-        planned.append(_plan_sandbox(state, config, engine, made, lab))
+        planned.append(_plan_sandbox(state, config, _inherited(engine, made, planners), lab))
         common["TURNKEEPER_SANDBOX_URL"] = planned[0].url
     for name, port in ports.items():
         service = name.rpartition("-")[0]
         env = {
             **common,
-            **_secrets_of(service, made),
+            **_secrets_of(service, made, planners),
             "TURNKEEPER_REPLICA": name,
             "TURNKEEPER_HTTP_PORT": str(port),
             **_lab_of(lab, service, name),
@@ -200,28 +213,37 @@ def uses_sandbox(application: Application) -> bool:
     return any(tool.connector.sandbox is not None for tool in application.tools.values())
 
 
-def _plan_sandbox(state: Path, config: Path, engine: Engine, made: Secrets, lab: Lab) -> Planned:
+def _plan_sandbox(state: Path, config: Path, inherited: Mapping[str, str], lab: Lab) -> Planned:
     port = free_port()
     log = state / "sandbox.jsonl"
     argv = (sys.executable, "-P", "-m", "turnkeeper.sandbox", "--config", str(config), "--log", str(log))
-    env = {**_inherited(engine, made), **_lab_of(lab, SANDBOX, SANDBOX)}
+    env = {**inherited, **_lab_of(lab, SANDBOX, SANDBOX)}
     return Planned(SANDBOX, (*argv, "--port", str(port)), env, f"http://127.0.0.1:{port}")
 
 
-def _inherited(engine: Engine, made: Secrets) -> dict[str, str]:
+def planner_variables(application: Application) -> dict[str, str]:
+    """What our environment holds of the planner's secrets, `NAME` and `NAME_FILE`: for the session service alone."""
+    references = application.planner.secrets.values()
+    names = [reference.removeprefix("env:") for reference in references if reference.startswith("env:")]
+    return {name: os.environ[name] for of in names for name in (of, f"{of}_FILE") if name in os.environ}
+
+
+def _inherited(engine: Engine, made: Secrets, planners: Mapping[str, str]) -> dict[str, str]:
     """Our environment without secrets: each service is given those that it needs and no other."""
-    dropped = {*_OURS, *made.sources, *(f"{name}_FILE" for name in made.sources)}
+    dropped = {*_OURS, *made.sources, *(f"{name}_FILE" for name in made.sources), *planners}
     if engine.kind != "external":
         dropped.update(_PASSWORDS)  # they belong to other servers than those that we started
     return {name: value for name, value in os.environ.items() if name not in dropped}
 
 
-def _secrets_of(service: str, made: Secrets) -> dict[str, str]:
+def _secrets_of(service: str, made: Secrets, planners: Mapping[str, str]) -> dict[str, str]:
     env = {"TURNKEEPER_OPERATOR_TOKENS": made.operator_tokens}
     if service in _FOR_USERS:
         env["TURNKEEPER_USER_TOKEN_SECRET"] = made.user_token_secret
     if service in _SEALERS:
         env["TURNKEEPER_SEAL_KEYS"] = made.seal_keys
+    if service == "session":
+        env.update(planners)
     return {**env, **made.sources} if service == "ingress" else env
 
 

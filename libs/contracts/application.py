@@ -435,6 +435,13 @@ class Planner(Part):
             raise ValueError("give one of scripted, http, openai and amqp")
         return self
 
+    @property
+    def secrets(self) -> dict[str, str]:
+        """Every reference to a secret (`env:NAME`, `file:PATH`) by where it stands in the file."""
+        if self.http is not None:
+            return {f"planner.http.headers.{name}": reference for name, reference in self.http.headers.items()}
+        return {"planner.openai.key": self.openai.key} if self.openai is not None and self.openai.key else {}
+
 
 class InFlight(Part):
     """What becomes of input that arrives while a turn of its own origin runs; the first rule that fits counts.

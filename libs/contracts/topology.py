@@ -75,6 +75,11 @@ class Topology:
         return self.name("work")
 
     @property
+    def plans(self) -> str:
+        """The exchange and the queue of the answers that agents give (planner `amqp`)."""
+        return self.name("plans")
+
+    @property
     def dead(self) -> str:
         """The exchange and the queue of what could not be handled."""
         return self.name("dead")
@@ -99,6 +104,7 @@ class Topology:
             Exchange(self.notices, "topic"),
             Exchange(self.sessions, "direct"),
             Exchange(self.work, "direct"),
+            Exchange(self.plans, "direct"),
             Exchange(self.dead, "fanout"),
         ]
 
@@ -109,6 +115,7 @@ class Topology:
             Queue(self.events_in),
             *(Queue(self.partition_queue(number), partition) for number in range(self.partitions)),
             *(Queue(self.work_queue(service)) for service in WORKERS),
+            Queue(self.plans),
             Queue(self.dead),
         ]
 
@@ -121,6 +128,7 @@ class Topology:
                 for number in range(self.partitions)
             ),
             *(Binding(self.work, self.work_queue(service), service) for service in WORKERS),
+            Binding(self.plans, self.plans, ""),
             Binding(self.dead, self.dead, ""),
         ]
 
@@ -132,8 +140,10 @@ class Topology:
             return Route(self.notices, f"{session}.{getattr(message, 'topic', 'notice')}")
         return Route(self.work, message.TO)
 
-    def bundled(self, exchange: str) -> bool:
-        """Whether messages of an exchange travel in bundles: all but those that applications read."""
+    def bundled(self, exchange: str, routing_key: str = "") -> bool:
+        """Whether messages of an exchange travel in bundles: all but those that applications and agents read."""
+        if exchange == self.work and routing_key == PLANNER:
+            return False  # one request, one acknowledgement: an agent that ends loses the request it had, and no other
         return exchange not in (self.notices, self.dead)
 
     def mandatory(self, exchange: str) -> bool:
@@ -141,7 +151,8 @@ class Topology:
         return exchange != self.notices
 
 
-WORKERS = ("planner", "consent", "tools", "ingress")
+PLANNER = "planner"
+WORKERS = (PLANNER, "consent", "tools", "ingress")
 
 
 @dataclass(frozen=True)
@@ -155,7 +166,7 @@ class Route:
 _PERMISSIONS: dict[str, tuple[str, str]] = {
     # user: (write, read), as alternatives after the name prefix; nobody may configure
     "ingress": (r"sessions|dead|notices", r"events\.in|ingress"),
-    "session": (r"work|notices|dead", r"session\.\d+|planner"),
+    "session": (r"sessions|work|notices|dead", r"session\.\d+|planner|plans"),
     "consent": (r"sessions|notices|dead", r"consent"),
     "tools": (r"sessions|work|notices|dead", r"tools"),
     "publisher": (r"events", ""),

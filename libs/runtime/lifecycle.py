@@ -111,10 +111,21 @@ class Runtime(Generic[S]):
         self.take(queue, consumer, prefetch=prefetch)
         return consumer
 
-    def intake(self, queue: str, handle: Callable[[Delivery], Awaitable[None]], *, prefetch: int = 256) -> Intake:
-        """Handle raw deliveries: returning means durable, StoreAway means keep it and try again once Redis answers."""
-        raw = _RawHandler(self.store, handle)
-        intake = Intake(self.broker, queue, raw.start, prefetch=prefetch)
+    def intake(
+        self,
+        queue: str,
+        handle: Callable[[Delivery], Awaitable[None]],
+        *,
+        prefetch: int = 256,
+        slow: bool = False,
+    ) -> Intake:
+        """Handle raw deliveries: returning means durable, StoreAway means keep it and try again once Redis answers.
+
+        Nothing waits for what is `slow`: each delivery is acknowledged by itself, in no order, and a drain gives up
+        what is under way instead of holding up the partitions; another replica begins it anew.
+        """
+        raw = _RawHandler(self.store, handle, slow=slow)
+        intake = Intake(self.broker, queue, raw.start, prefetch=prefetch, singly=slow)
         self._intakes.append(intake)
         self._consumers.append(raw)  # type: ignore[arg-type]
         return intake
@@ -272,9 +283,10 @@ async def _until(end: float, work: Awaitable[Any]) -> None:
 class _RawHandler:
     """Handles deliveries that hold no envelope, side by side."""
 
-    def __init__(self, store: Store, handle: Callable[[Delivery], Awaitable[None]]) -> None:
+    def __init__(self, store: Store, handle: Callable[[Delivery], Awaitable[None]], *, slow: bool = False) -> None:
         self._store = store
         self._handle = handle
+        self._slow = slow
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, delivery: Delivery) -> None:
@@ -298,6 +310,8 @@ class _RawHandler:
             delay = min(delay * 2, 2.0)
 
     async def drained(self) -> None:
+        if self._slow:
+            self.cancel()
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 

@@ -107,7 +107,9 @@ class Publisher:
     def _packed(self, bundle: list[_Waiting]) -> bytes:
         first = bundle[0].message
         return (
-            join(waiting.message.body for waiting in bundle) if self._topology.bundled(first.exchange) else first.body
+            join(waiting.message.body for waiting in bundle)
+            if self._topology.bundled(first.exchange, first.routing_key)
+            else first.body
         )
 
     async def _open(self, *, large: bool) -> ConfirmChannel:
@@ -129,7 +131,7 @@ class Publisher:
             where = (message.exchange, message.routing_key)
             bundle, size = open_.get(where, ([], 0))
             fits = len(bundle) < MAX_BUNDLE_MEMBERS and size + len(message.body) <= MAX_BUNDLE_BYTES
-            if not bundle or not fits or not self._topology.bundled(message.exchange):
+            if not bundle or not fits or not self._topology.bundled(*where):
                 bundle, size = [], 0
                 bundles.append(bundle)
             bundle.append(waiting)
@@ -167,7 +169,9 @@ class Publisher:
             mandatory=self._topology.mandatory(first.exchange),
             # Unique per attempt: two in flight with one message_id would be paired wrongly (5-facts, trap 2).
             properties=Basic.Properties(
-                content_type=BUNDLE_TYPE if self._topology.bundled(first.exchange) else MESSAGE_TYPE,
+                content_type=(
+                    BUNDLE_TYPE if self._topology.bundled(first.exchange, first.routing_key) else MESSAGE_TYPE
+                ),
                 delivery_mode=2,
                 priority=0,
                 message_id=str(next(self._attempts)),

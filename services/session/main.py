@@ -1,5 +1,6 @@
 """Composition root: the only module that names concrete classes."""
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -7,13 +8,14 @@ from pathlib import Path
 import jsonschema_rs
 import structlog
 
-from libs.contracts.application import Application, ApplicationError, load_application
+from libs.contracts.application import Application, load_application
 from libs.contracts.canonical import JSON
 from libs.contracts.errors import LostOwnership, StoreAway
 from libs.contracts.ingress import InputAccepted, TimerSkipped
 from libs.contracts.keys import Keys
 from libs.contracts.session import PlanMade
 from libs.contracts.tools import LookedUp, StepFinished
+from libs.contracts.topology import PLANNER
 from libs.runtime.auth import Operators, UserTokens
 from libs.runtime.consumer import Consumer
 from libs.runtime.lifecycle import Runtime, run
@@ -22,7 +24,10 @@ from services.session.domain.rules import Rules
 from services.session.edge import make_app
 from services.session.handlers import HANDLED, Handlers
 from services.session.metrics import SessionMetrics
+from services.session.planners.build import Elsewhere, build_remote
 from services.session.planners.scripted import ScriptedPlanner, load_rules
+from services.session.planners.worker import Plans, PlansIn, PlanWorker
+from services.session.ports import Planner
 from services.session.record import Recorder
 from services.session.settings import SessionSettings
 from services.session.store import RedisSessions
@@ -36,7 +41,8 @@ async def build(rt: Runtime[SessionSettings]) -> None:
     """Wire the service."""
     settings = rt.settings
     application = load_application(settings.config)
-    planner = ScriptedPlanner(load_rules(rules_path(application, settings.config)))
+    take_plans(rt, application)
+    planner = planner_inside(application, settings.config)
     metrics = SessionMetrics(rt.registry)
     rules = Rules(
         application=application,
@@ -88,6 +94,19 @@ async def build(rt: Runtime[SessionSettings]) -> None:
     )
 
 
+def take_plans(rt: Runtime[SessionSettings], application: Application) -> None:
+    """Where the planner is outside: ask it over HTTP, or take what agents answered. Raises SettingsError."""
+    plans = Plans(rt.composer, rt.publisher)
+    most = rt.settings.session_planner_calls
+    if remote := build_remote(application, os.environ, rt.clock, most):
+        planner, endpoint = remote
+        worker = PlanWorker(planner, plans, rt.topology, rt.clock, rt.metrics)
+        rt.intake(rt.topology.work_queue(PLANNER), worker.on_delivery, prefetch=most, slow=True)
+        rt.on_close(endpoint.close)
+    elif application.planner.amqp is not None:
+        rt.intake(rt.topology.plans, PlansIn(plans, rt.metrics).on_delivery)
+
+
 async def sweep_deadlines(
     keys: Keys, sessions: RedisSessions, handlers: Handlers, consumer: Consumer, now: Callable[[], int]
 ) -> None:
@@ -117,11 +136,10 @@ class ArgumentSchemas:
         ]
 
 
-def rules_path(application: Application, config: Path) -> Path:
-    """The rules file, relative to the application file."""
-    if application.planner.scripted is None:
-        raise ApplicationError(str(config), ["planner: it has no rules"])
-    return config.parent / application.planner.scripted.rules
+def planner_inside(application: Application, config: Path) -> Planner:
+    """The planner that answers at once, by rules beside the application file; for others, nobody."""
+    scripted = application.planner.scripted
+    return Elsewhere() if scripted is None else ScriptedPlanner(load_rules(config.parent / scripted.rules))
 
 
 def main() -> None:

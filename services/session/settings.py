@@ -18,6 +18,9 @@ class SessionSettings(RuntimeSettings):
         True, description="Record what each commit was decided from, so that `turnkeeper replay` can decide it again"
     )
     session_prefetch: int = Field(64, ge=1, le=65535, description="Unacknowledged messages (bundles) per partition")
+    session_planner_calls: int = Field(
+        2_000, ge=1_000, le=65_535, description="Plans that one replica asks for at once (planners http and openai)"
+    )
     session_streams: int = Field(
         200, ge=1, description="Timelines that one replica streams at the same time; above, 503"
     )

@@ -167,6 +167,21 @@ def test_secrets_are_drawn_once_for_a_folder(start: Starter) -> None:
     assert first.source_secrets["RESTAURANT_SECRET"].startswith("whsec_")
 
 
+def test_a_planners_key_is_given_to_the_session_service_alone(
+    start: Starter, application: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    application.write_text(
+        APPLICATION.replace("{scripted: {rules: rules.yaml}}", "{openai: {model: m, key: env:MODEL}}")
+    )
+    with pytest.raises(StackError, match=r"planner\.openai\.key: the environment variable MODEL is not set"):
+        start()
+    monkeypatch.setenv("MODEL", "sk-invented")
+    running = start()
+    told = {name: _get(running.url(name), "/env")[1] for name in ("ingress", "session", "consent", "tools")}
+    assert {name for name, env in told.items() if "MODEL" in env} == {"session"}
+    assert "sk-invented" not in (running.state / "secrets.json").read_text()
+
+
 def test_extra_environment_reaches_every_process_or_the_one_that_is_named(start: Starter) -> None:
     lab = {"FOR_ALL": "1", "session": {"FOR_SESSIONS": "1"}, "session-1": {"FOR_ONE": "1"}}
     running = start(replicas={"session": 2}, lab=lab)

@@ -13,7 +13,7 @@ ROUTED = {name: message for name, message in MESSAGES.items() if message.TO != "
 NEEDS = {
     # user: what it publishes to, what it consumes
     "ingress": ({"sessions", "notices", "dead"}, {"events.in", "ingress"}),
-    "session": ({"work", "notices", "dead"}, {"session.00", "session.15", "planner"}),
+    "session": ({"sessions", "work", "notices", "dead"}, {"session.00", "session.15", "planner", "plans"}),
     "consent": ({"sessions", "notices", "dead"}, {"consent"}),
     "tools": ({"sessions", "work", "notices", "dead"}, {"tools"}),
     "publisher": ({"events"}, set()),
@@ -25,7 +25,7 @@ NEEDS = {
 def names(namespace):
     """Every short name that there is or may be."""
     topology = Topology(namespace, 16)
-    full = {e.name for e in topology.exchanges()} | {q.name for q in topology.queues()} | {topology.name("plans")}
+    full = {e.name for e in topology.exchanges()} | {q.name for q in topology.queues()}
     return {name: name.rpartition("turnkeeper.")[2] for name in full}
 
 

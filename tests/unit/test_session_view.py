@@ -55,7 +55,8 @@ def test_the_demo_shows_a_strangers_text_in_no_trusted_role(text, capsys):
     assert all(line.isprintable() for line in shown)
     assert {line for line in shown if line.startswith("  [user]")} <= {"  [user] hello"}
     told = [line for line in shown if line.startswith("  [tool] read_event returned: ")]
-    assert json.loads(told[0].removeprefix("  [tool] read_event returned: "))["data"] == {"text": text}
+    returned = json.loads(told[0].removeprefix("  [tool] read_event returned: "))
+    assert "cut" in returned if len(text) > BUDGET_CHARACTERS else returned["data"] == {"text": text}
     others = [line for line in shown if line.startswith(("  [user]", "  [system]", "  [developer]"))]
     assert not any(text[:20] in line for line in others)
     assert len(shown) == 2 + len(messages(talk.history)), "each message is one line"
@@ -93,7 +94,8 @@ def test_what_does_not_fit_the_budget_is_left_out_oldest_first_and_said():
     chat = messages(entries)
     assert sum(len(str(message)) for message in chat) < BUDGET_CHARACTERS + 2_000
     assert chat[-1]["content"].startswith("59 ")
-    assert "left out" in chat[1]["content"]
+    assert "left out" in chat[0]["content"]
+    assert [message["role"] for message in chat].count("system") == 1
 
 
 def test_the_timeline_line_of_an_event_has_no_word_of_its_text():
