@@ -33,6 +33,7 @@ from libs.contracts.session import PlanMade, PlanRequested
 from libs.contracts.tools import RunStep, StepFinished
 from services.session.domain.plan import Plan, view_json
 from services.session.domain.state import SessionState
+from services.session.store import HISTORY_KEPT
 from tests.support.session import (
     ANA,
     BOOK,
@@ -53,7 +54,7 @@ from tests.support.session import (
     make_rules,
 )
 
-EXAMPLES, STEPS_EACH, OFTEN, MORE = 45, 45, 100, 15
+EXAMPLES, STEPS_EACH, OFTEN, MORE = 40, 45, 100, 15
 STEPS = {"book": BOOK, "mail": MAIL, "look": LOOK, "wire": WIRE}
 FREE = {"look"}
 ALWAYS_ASKED = {"wire"}
@@ -80,15 +81,18 @@ class Cut(Exception):
 
 
 class Mortal(FakeSessions):
-    """Dies at its next commit when told to, before or after everything is stored."""
+    """Dies at its next commit when told to, before or after all is stored. Keeps as much history as the store."""
 
     cut = ""
+    latest: list[SessionState]
 
     async def commit(self, snapshot: Any, decision: Any, messages: Any) -> None:
         cut, self.cut = self.cut, ""
         if cut == "before":
             raise Cut
         await super().commit(snapshot, decision, messages)
+        del snapshot.history[:-HISTORY_KEPT]
+        self.latest[:] = [decision.state]
         if cut == "after":
             raise Cut
 
@@ -135,6 +139,7 @@ class Sessions(RuleBasedStateMachine):
     def a_session_begins(self, slow, table):
         slow = slow or self.aim in ("planning", "resuming")
         self.lingered = 0
+        self.latest = [SessionState(session="s1")]
         self.stored, self.clock = Stored(), FakeClock()
         self.planner = ViewPlanner(lambda view: planned(view_json(replace(view, history=()), {})))
         if self.aim in ("paused", "resuming", "revising"):  # where nothing is asked or revised, no turn gets there
@@ -143,6 +148,7 @@ class Sessions(RuleBasedStateMachine):
         self.owners = [Owner(self.stored, self.clock, self.planner, rules) for _ in range(2)]
         for owner in self.owners:
             owner.sessions = owner.handlers._sessions = Mortal(self.stored)
+            owner.sessions.latest = self.latest
         self.bells: list[Any] = []
         self.decided: dict[str, str] = {}
         self.closed: set[str] = set()
@@ -338,7 +344,7 @@ class Sessions(RuleBasedStateMachine):
             assert state.wanted == ()
             return
         assert state.next_deadline > NOW, "a wait without a deadline"
-        history = str(self.stored.states["s1"][2])
+        history = str(self.stored.states["s1"][2][-HISTORY_KEPT:])
         for ref in (*state.queue, *state.turn.arrivals):
             assert f"'{ref.event}'" not in history
 
@@ -400,7 +406,7 @@ class Sessions(RuleBasedStateMachine):
             self.plan(self.owed(state), owner)
         elif turn.status == "paused" and self.aim != "paused":
             self.arrives("message", ANA, {"relation": "adds", "plan": ["mail"]}, owner)
-        elif turn.status == "waiting" and self.aim in ("revising", "cancelling"):
+        elif turn.status == "waiting" and self.aim in ("revising", "cancelling") and len(turn.joined) < 20:
             kind, origin = ("cancel", ANA) if self.aim == "cancelling" else ("message", turn.origin)
             self.arrives(kind, origin, {"relation": "revises", "plan": ["book"]}, owner)
         elif turn.status == "waiting" and not turn.pausing and not turn.arrivals:
@@ -488,11 +494,7 @@ class Sessions(RuleBasedStateMachine):
 
     def state(self) -> SessionState:
         """As it is stored."""
-        packed = self.stored.states.get("s1", (0, "", []))[1]
-        if packed != getattr(self, "_packed", None):
-            self._packed = packed
-            self._state = SessionState.model_validate_json(packed) if packed else SessionState(session="s1")
-        return self._state
+        return self.latest[0]
 
     def number_of(self, event: str) -> int:
         return next(n for n, given in self.box().items() if given.event == event)
