@@ -120,6 +120,8 @@ class Joining(Part):
     steps: tuple[Step, ...] = ()
     reply: str = ""
     why: str = ""
+    entry: dict[str, JSON] = {}
+    """What the history gets when it joins; if the turn fails before, it begins a turn of its own."""
 
 
 class Pause(Part):
