@@ -171,6 +171,18 @@ class Client:
         """What the planner is shown of a session, as chat messages. Raises Refused."""
         return list(self._get("session", _in_session(session, "history"))["messages"])
 
+    def record(self, session: str) -> bytes:
+        """What each of a session's newest commits was decided from, as JSON for a replay. Raises Refused."""
+        answer = self._send("session", "GET", _in_session(session, "record"), headers=self._operator())
+        _accepted(answer)
+        return answer.content
+
+    def explain(self, session: str, event: Mapping[str, JSON]) -> list[dict[str, Any]]:
+        """What would become of an event, `{"source", "type", "data"}` or `{"text", "as"}`. Raises Refused."""
+        path = _in_session(session, "explain")
+        answer = _accepted(self._send("session", "POST", path, json=dict(event), headers=self._operator()))
+        return list(answer.body["findings"])
+
     def timeline(self, session: str, after: int = 0) -> list[TimelineLine]:
         """Lines with a higher number than `after`. Raises Refused."""
         lines = self._get("session", _in_session(session, "timeline"), after=after)["lines"]
@@ -201,6 +213,10 @@ class Client:
             raise _not_sent("session", self.target.url("session"), error) from error
         except httpx2.TransportError as error:
             raise _away("session", self.target.url("session"), error) from error
+
+    def timers(self, session: str) -> list[dict[str, Any]]:
+        """A session's pending timers, the next to fire first. Raises Refused."""
+        return list(self._get("ingress", _in_session(session, "timers"))["timers"])
 
     # -- consent
 

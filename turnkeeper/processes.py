@@ -92,6 +92,7 @@ def spawn(
     Raises ProcessError if the program is missing or may not be run.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
+    run = private_folder(state / "run")  # before the process, so that whoever stops the stack looks for it
     allow_more_open_files()
     marked = {**env, MARK: mark_of(state)}
     folder = str(cwd or Path.cwd())
@@ -112,7 +113,7 @@ def spawn(
     _children[child.pid] = child
     started = _start_time(child.pid) or 0
     record = Record(name, tuple(argv), dict(env), str(log), child.pid, started, _boot_id(), folder, url, log_from)
-    write_private(private_folder(state / "run") / f"{name}.json", json.dumps(asdict(record)))
+    write_private(run / f"{name}.json", json.dumps(asdict(record)))
     return record
 
 

@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -205,10 +206,13 @@ class Source(Part):
 
     def meaning(self, type: str) -> EventType:
         """What a type of event means: its own entry, else the first pattern (`offer.*`) that fits, else nothing."""
-        exact = self.types.get(type)
-        if exact is not None:
-            return exact
-        return next((meaning for pattern, meaning in self.types.items() if fnmatchcase(type, pattern)), EventType())
+        return self.types.get(self.entry(type), EventType())
+
+    def entry(self, type: str) -> str:
+        """The name in `types` that says so; "" where none does."""
+        if type in self.types:
+            return type
+        return next((pattern for pattern in self.types if fnmatchcase(type, pattern)), "")
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -244,22 +248,30 @@ class SandboxConnector(Part):
     timeout: Duration = 5.0
 
 
+class TimerConnector(Part):
+    """The runtime's own timers (design §4.4): only the built-in tools use it."""
+
+    verb: Literal["set", "cancel"]
+    timeout: Duration = 5.0
+
+
 class Connector(Part):
     """How a tool reaches the world."""
 
     python: PythonConnector | None = None
     sandbox: SandboxConnector | None = None
+    timer: TimerConnector | None = None
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
-        if (self.python is None) == (self.sandbox is None):
+        if [self.python, self.sandbox, self.timer].count(None) != 2:
             raise ValueError("give one of python and sandbox")
         return self
 
     @property
     def timeout(self) -> float:
         """Seconds until the answer is given up as unknown."""
-        chosen = self.python or self.sandbox
+        chosen = self.python or self.sandbox or self.timer
         return chosen.timeout if chosen else 0.0
 
 
@@ -274,6 +286,17 @@ class ToolCall(Part):
 
     tool: Slug
     args: dict[str, Any] = {}
+
+
+class Lookup(ToolCall):
+    """How the destination is asked about an operation. Its arguments see those of the operation, all of them as
+    `args`, `key` (the idempotency key that the destination was given) and, where it is known, `result`."""
+
+    result: Template | None = None
+    """Over `found`, what the look-up answers, and the arguments: the operation's result as its own call gives it.
+    Without, it is what the look-up answers."""
+    stands: Template | None = None
+    """The same: whether the effect stands still. Without, it stands while anything is found."""
 
 
 def _keyed(value: Any) -> Any:
@@ -295,9 +318,8 @@ class Tool(Part):
     registers: Template | None = None
     compensate: ToolCall | None = None
     """Undoes a committed operation when the user revises their wish. Sees the arguments and `result`."""
-    lookup: ToolCall | None = None
-    """Asks the destination what became of an operation, by `key`. Sees the arguments, `key`, and `result` where it is
-    known."""
+    lookup: Lookup | None = None
+    """Asks the destination what became of an operation. A tool without one leaves the unknown to an operator."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -313,6 +335,49 @@ class Tool(Part):
     def gate(self) -> Gate:
         """When its owner is asked: `unless-user` for what writes, never otherwise (2-interface)."""
         return self.consent or ("unless-user" if self.effect == "write" else "never")
+
+
+_TIMER_ID = {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}
+
+BUILT_IN: dict[str, Tool] = {
+    "set_timer": Tool(
+        ask="set a timer"
+        "{% if at is defined %} for {{ at }}{% endif %}"
+        "{% if rule is defined %} for {{ rule }}{% endif %}"
+        "{% if zone is defined %} ({{ zone }}){% endif %}: {{ text }}",
+        args={
+            "type": "object",
+            "properties": {
+                "at": {"type": "string", "maxLength": 64, "description": "RFC 3339 time with its offset"},
+                "in": {"type": "string", "pattern": f"^{_DURATION.pattern}$", "description": "from now, such as 90m"},
+                "rule": {"type": "string", "maxLength": 500, "description": "RFC 5545, such as FREQ=DAILY;BYHOUR=8"},
+                "zone": {"type": "string", "maxLength": 64, "description": "IANA time zone of the rule"},
+                "text": {"type": "string", "minLength": 1, "maxLength": 1000},
+                "subject": {"type": "string", "minLength": 1, "maxLength": 256},
+                "misfire": {"enum": ["run-late", "skip", "coalesce"]},
+                "lateness": {
+                    "type": "string",
+                    "pattern": f"^{_DURATION.pattern}$",
+                    "description": "later than this: skipped",
+                },
+            },
+            "required": ["text"],
+            "additionalProperties": False,
+        },
+        connector=Connector(timer=TimerConnector(verb="set")),
+    ),
+    "cancel_timer": Tool(
+        ask="cancel the timer {{ timer }}",
+        args={
+            "type": "object",
+            "properties": {"timer": _TIMER_ID},
+            "required": ["timer"],
+            "additionalProperties": False,
+        },
+        connector=Connector(timer=TimerConnector(verb="cancel")),
+    ),
+}
+"""Tools that every application has without declaring them; their names are reserved (design §4.4)."""
 
 
 class Scripted(Part):
@@ -443,10 +508,28 @@ class Application(Part):
     """The whole file."""
 
     sources: dict[Slug, Source] = Field(min_length=1)
-    tools: dict[Slug, Tool] = {}
+    tools: dict[Slug, Tool] = Field(default={}, validate_default=True)
+    """Those that the file declares, then the built-in ones."""
     planner: Planner
     session: Session = Session()
     sandbox: dict[str, World] = {}
+
+    @field_validator("tools")
+    @classmethod
+    def _with_built_in(cls, declared: dict[str, Tool]) -> dict[str, Tool]:
+        faults = [
+            f"tools.{name}: the name is reserved for the built-in tool"
+            for name, tool in declared.items()
+            if tool != BUILT_IN.get(name, tool)
+        ]
+        faults += [
+            f"tools.{name}.connector.timer: only the built-in tools use it"
+            for name, tool in declared.items()
+            if tool.connector.timer and name not in BUILT_IN
+        ]
+        if faults:
+            raise _Several(faults)
+        return {**{name: tool for name, tool in declared.items() if name not in BUILT_IN}, **BUILT_IN}
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
@@ -466,12 +549,11 @@ class Application(Part):
                 call: ToolCall | None = getattr(tool, use)
                 if call is not None and call.tool not in self.tools:
                     faults.append(f"tools.{name}.{use}.tool: there is no tool {call.tool!r}")
-            if (
-                tool.lookup is not None
-                and tool.lookup.tool in self.tools
-                and self.tools[tool.lookup.tool].effect == "write"
-            ):
-                faults.append(f"tools.{name}.lookup.tool: {tool.lookup.tool} writes; a look-up must not")
+            asked = self.tools.get(tool.lookup.tool) if tool.lookup is not None else None
+            if asked is not None and asked.effect == "write":
+                faults.append(f"tools.{name}.lookup.tool: {tool.lookup.tool} writes; a look-up must not")  # type: ignore[union-attr]
+            if asked is not None and any("origin" in template for template in asked.identity.values()):
+                faults.append(f"tools.{name}.lookup.tool: {tool.lookup.tool} wants an origin, and a look-up has none")  # type: ignore[union-attr]
         return faults
 
     def _source_faults(self) -> list[str]:

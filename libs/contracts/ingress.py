@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from libs.contracts.canonical import JSON
+from libs.contracts.canonical import JSON, digest
 from libs.contracts.envelope import Destination, Message
 from libs.contracts.ids import Slug
 from libs.contracts.origin import Origin, Seal
@@ -33,6 +33,10 @@ class Input(BaseModel):
     """Milliseconds (Unix); also names the day bucket in which its marks are kept."""
     depth: int = 0
     trace: str = ""
+    sequence: str = ""
+    """The event's place in the order of its subject: a number, an RFC 3339 time, or text; "" where it has none."""
+    stream: str = ""
+    """Sequences of different streams are not compared."""
 
 
 class InputAccepted(Message):
@@ -46,8 +50,8 @@ class InputAccepted(Message):
 class SetTimer(Message):
     """The door tells ingress to fire a timer. Once is `due`; again and again is `rule`, from `due` on.
 
-    `attestation` is made with the seal key over ("timer", timer, session, setter, rule, due, digest): the session
-    service may write to the same exchange and must not be able to set a timer.
+    `attestation` is made with the seal key over `attested(session)`: the session service may write to the same
+    exchange and must not be able to set a timer.
     """
 
     TO: ClassVar[Destination] = "ingress"
@@ -69,9 +73,15 @@ class SetTimer(Message):
     data: JSON = None
     attestation: str
 
+    def attested(self, session: str) -> tuple[str, ...]:
+        """What the door vouches for: ("timer", timer, session, setter, rule, due, digest), the digest over all that is
+        not named, so that no field can be changed on the way. Raises ContractError for data that JSON cannot hold."""
+        rest = [self.operation, self.zone, self.misfire, self.lateness, self.subject, self.data]
+        return ("timer", self.timer, session, self.setter, self.rule, str(self.due), digest(rest))
+
 
 class StopTimer(Message):
-    """End a timer: cancelled through the door (then with an attestation over ("stop", timer, session)), or because its
+    """End a timer: cancelled through the door (then with an attestation over `attested(session)`), or because its
     subject is moot (then sent by the session, which can only end timers of its own)."""
 
     TO: ClassVar[Destination] = "ingress"
@@ -80,9 +90,14 @@ class StopTimer(Message):
     reason: str
     attestation: str = ""
 
+    def attested(self, session: str) -> tuple[str, ...]:
+        """What the door vouches for: ("stop", timer, session)."""
+        return ("stop", self.timer, session)
+
 
 class TimerSkipped(Message):
-    """An instant of a timer that did not fire, by its misfire rule. `instant` in milliseconds (Unix)."""
+    """Instants of a timer that did not fire: by its misfire rule, or since it was refused. `instant`, in milliseconds
+    (Unix), is the first of them, `reason` one of `TimerSkip`."""
 
     TO: ClassVar[Destination] = "session"
 

@@ -94,3 +94,21 @@ TimelineKind = Literal[
     "reply",
     "world",
 ]
+
+TimerOutcome = Literal["set", "fired", "skipped", "stopped", "refused", "forged", "superseded"]
+"""What became of a timer or one of its instants, as counted by ingress."""
+
+TimerSkip = Literal[
+    "missed",
+    "too_late",
+    "too_many_missed",
+    "too_many_timers",
+    "too_far",
+    "too_large",
+    "never_due",
+    "bad_timer",
+]
+"""Why instants of a timer did not fire. The first three: nothing ran when they were due, and its `misfire` is `skip`;
+they are older than its `lateness`; more were missed than may run late. The others: the timer was refused, or ended,
+since the session has as many as it may, it is due after the session may be gone, its data is too large, its rule has
+no instant, its rule or another field cannot be read."""

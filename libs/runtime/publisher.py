@@ -15,7 +15,7 @@ from pamqp.commands import Basic
 from libs.contracts.codec import BUNDLE_TYPE, MAX_BUNDLE_BYTES, MAX_BUNDLE_MEMBERS, MESSAGE_TYPE, join
 from libs.contracts.errors import BrokerAway
 from libs.contracts.topology import Topology
-from libs.runtime.confirms import ConfirmChannel
+from libs.runtime.confirms import ConfirmChannel, Sent
 from libs.runtime.connections import Broker
 
 log = structlog.get_logger(__name__)
@@ -140,16 +140,17 @@ class Publisher:
 
     async def _publish(self, bundles: Sequence[tuple[list[_Waiting], bytes]], *, large: bool) -> None:
         """Send bundles in one write. It never raises, and one that fails does not stop the others."""
-        sent: dict[asyncio.Future[Any], list[_Waiting]] = {}
+        sent: list[tuple[list[_Waiting], Sent]] = []
         try:
             channel = await self._open(large=large)
             for bundle, body in bundles:
                 try:
-                    sent[self._add(channel, bundle[0].message, body)] = bundle
+                    sent.append((bundle, self._pack(channel, bundle[0].message, body)))
                 except Exception as error:
                     log.exception("message.not_sent", exchange=bundle[0].message.exchange, id=bundle[0].message.id)
                     _fail(bundle, BrokerAway(f"not sent: {type(error).__name__}"))
-            await channel.confirmed([*sent], seconds=CONFIRM_SECONDS)
+            if sent:
+                await channel.send([one for _, one in sent], seconds=CONFIRM_SECONDS)
         except asyncio.CancelledError:
             # The driver cancels what waits on a channel that breaks; only our own cancelling ends us.
             if (task := asyncio.current_task()) is None or task.cancelling():
@@ -157,11 +158,11 @@ class Publisher:
         except Exception as error:
             for bundle, _ in bundles:
                 _fail(bundle, BrokerAway(f"no confirm: {type(error).__name__}"))
-        for confirmed, bundle in sent.items():
-            _settle(bundle, confirmed)
+        for bundle, one in sent:
+            _settle(bundle, one.confirmed)
 
-    def _add(self, channel: ConfirmChannel, first: Outgoing, body: bytes) -> "asyncio.Future[Any]":
-        return channel.add(
+    def _pack(self, channel: ConfirmChannel, first: Outgoing, body: bytes) -> Sent:
+        return channel.pack(
             body,
             exchange=first.exchange,
             routing_key=first.routing_key,

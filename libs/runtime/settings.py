@@ -3,6 +3,7 @@
 import os
 import re
 import socket
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 from urllib.parse import urlsplit
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, StringConstraints, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from libs.contracts.origin import SealKeys
 from libs.runtime.auth import Operators
 
 SECRETS_DIR = "/run/secrets"
@@ -84,7 +86,8 @@ class RuntimeSettings(BaseSettings):
     @field_validator("lab")
     @classmethod
     def _known_lab(cls, text: str) -> str:
-        unknown = set(filter(None, text.split(","))) - set(LAB_SWITCHES)
+        given = set(filter(None, text.split(",")))
+        unknown = {switch for switch in given - set(LAB_SWITCHES) if not switch.startswith(f"{LOSE_ANSWER}:")}
         if unknown:
             raise ValueError(f"there are no lab switches {', '.join(sorted(unknown))}")
         return text
@@ -106,8 +109,14 @@ class RuntimeSettings(BaseSettings):
         """The lab switches that are on."""
         return frozenset(filter(None, self.lab.split(",")))
 
+    def lab_values(self, switch: str) -> frozenset[str]:
+        """The values of a lab switch that takes one, as in `lose_answer:reserve_table`."""
+        return frozenset(lab.removeprefix(f"{switch}:") for lab in self.labs if lab.startswith(f"{switch}:"))
 
-LAB_SWITCHES = ("authority_by_role", "question_by_note")
+
+LOSE_ANSWER = "lose_answer"
+"""`lose_answer:TOOL`: the sandbox does what the tool asks, and its answer is lost."""
+LAB_SWITCHES = ("authority_by_role", "question_by_note", "keys_by_turn", "keys_by_step")
 """Each switches one rule to its wrong form, to show what the rule is for (scenarios marked lab)."""
 
 
@@ -121,6 +130,25 @@ def _checked_url(url: str, schemes: tuple[str, ...]) -> str:
     if not fits:
         raise ValueError(f"not a URL of the form {schemes[0]}://host:port/")
     return url
+
+
+class SealedSettings(RuntimeSettings):
+    """Settings of the services that hold the seal keys: all but session, which carries seals and can make none."""
+
+    seal_keys: SecretStr = Field(
+        description="Seal keys as id:base64 of 32 bytes, by commas; the first one signs, each verifies"
+    )
+
+    @field_validator("seal_keys")
+    @classmethod
+    def _seal_keys(cls, keys: SecretStr) -> SecretStr:
+        SealKeys.parse(keys.get_secret_value())
+        return keys
+
+    @cached_property
+    def keys_of_seals(self) -> SealKeys:
+        """The parsed seal keys."""
+        return SealKeys.parse(self.seal_keys.get_secret_value())
 
 
 S = TypeVar("S", bound=RuntimeSettings)

@@ -1,6 +1,6 @@
 """Consent: asks a session's owner about literal steps, and redeems the answer exactly once.
 
-- consumes `turnkeeper.consent`: IssueAction, CancelAction, DecideByText
+- consumes `turnkeeper.consent`: IssueAction, CancelAction, SupersedeActions, DecideByText
 - publishes to the session: ActionAsked, ActionNotAsked, ActionClosed, DecisionRefused, and the doorbell
   InputAccepted of a decision; to applications: Notice with topic `question`
 - owns in Redis, in the partition of the session: action, actions, open, expiry, grant, refused; appends decisions to

@@ -163,15 +163,17 @@ def _question(rules: Rules, message: IssueAction, steps: Sequence[Step], origin:
 
 
 def fingerprint(message: IssueAction) -> str:
-    """What makes two messages about one action id the same question: turn, steps, and the inputs that ask."""
-    return digest(
-        {
-            "turn": message.turn,
-            "steps": [step.model_dump() for step in message.steps],
-            "inputs": [seal.input for seal in message.seals],
-            "note": message.note,
-        }
-    )
+    """What makes two messages about one action id the same question: turn, steps, the inputs that ask, and what it
+    takes the place of."""
+    content: dict[str, JSON] = {
+        "turn": message.turn,
+        "steps": [step.model_dump() for step in message.steps],
+        "inputs": [seal.input for seal in message.seals],
+        "note": message.note,
+    }
+    if message.supersedes:  # left out where empty: older records know nothing of it
+        content["supersedes"] = list(message.supersedes)
+    return digest(content)
 
 
 def read_decision(text: str) -> tuple[Verdict, str] | None:

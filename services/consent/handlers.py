@@ -9,6 +9,7 @@ from libs.contracts.consent import (
     CancelAction,
     DecideByText,
     IssueAction,
+    SupersedeActions,
 )
 from libs.contracts.errors import PermanentError, StoreAway
 from libs.contracts.session import Notice
@@ -19,7 +20,7 @@ from services.consent import domain
 from services.consent.decisions import Decisions, Wish
 from services.consent.domain import Asking, Refusal, Rules
 from services.consent.metrics import ConsentMetrics
-from services.consent.ports import Actions, ClosedAs, Issue
+from services.consent.ports import Actions, ClosedAs, Issue, Place
 
 TOO_MANY = "too many open questions"
 """As `issue_action.lua` says it."""
@@ -62,6 +63,10 @@ class ConsentHandlers:
         """Close a question that the asking turn no longer wants, as superseded where the reason begins so."""
         return await self._attempted(ctx, lambda nonce: self._cancel(message, ctx, nonce))
 
+    async def on_supersede_actions(self, message: SupersedeActions, ctx: Context) -> Outcome:
+        """Close questions that a newer event made wrong. What was decided stays decided."""
+        return await self._attempted(ctx, lambda nonce: self._supersede(message, ctx, nonce))
+
     async def on_decide_by_text(self, message: DecideByText, ctx: Context) -> Outcome:
         """Redeem `yes A1` or `no A1` as typed by the approver in their verified channel."""
         return await self._attempted(ctx, lambda nonce: self._by_text(message, ctx, nonce))
@@ -93,6 +98,7 @@ class ConsentHandlers:
         match answer.tag:
             case "asked":
                 self._metrics.actions.labels("asked").inc()
+                self._metrics.actions.labels("superseded").inc(len(answer.closed))
                 return Outcome.HANDLED
             case "not_asked" | "closed":
                 return Outcome.REFUSED
@@ -116,6 +122,11 @@ class ConsentHandlers:
             depth=ctx.envelope.depth,
             trace=ctx.envelope.trace,
             correlation=ctx.envelope.correlation,
+            places=tuple(
+                _place(name, message.action, ctx)
+                for name in dict.fromkeys(message.supersedes)
+                if name != message.action
+            ),
         )
 
     async def _cancel(self, message: CancelAction, ctx: Context, nonce: str) -> Outcome:
@@ -136,6 +147,25 @@ class ConsentHandlers:
                 return Outcome.REPEATED
             case _:
                 return Outcome.REFUSED
+
+    async def _supersede(self, message: SupersedeActions, ctx: Context, nonce: str) -> Outcome:
+        tags = []
+        for action in dict.fromkeys(message.actions):
+            closed = ActionClosed(action=action, state="superseded", reason=message.reason)
+            answer = await self._actions.close(
+                ctx.envelope.session,
+                action,
+                "superseded",
+                attempt=nonce,
+                reason=message.reason,
+                messages=[ctx.emit(closed, action, "superseded")],
+            )
+            tags.append(answer.tag)
+        # Counted when all are known: an attempt that is made again closes some of them again.
+        self._metrics.actions.labels("superseded").inc(tags.count("closed"))
+        if "closed" in tags or "withdrawn" in tags:
+            return Outcome.HANDLED
+        return Outcome.REPEATED if "repeated" in tags else Outcome.REFUSED
 
     async def _by_text(self, message: DecideByText, ctx: Context, nonce: str) -> Outcome:
         if fault := domain.text_fault(self._rules.keys, message, ctx.envelope.session):
@@ -160,6 +190,14 @@ class ConsentHandlers:
         if decided.replay:
             return Outcome.REPEATED
         return Outcome.HANDLED if decided.receipt else Outcome.REFUSED
+
+
+def _place(action: str, successor: str, ctx: Context) -> Place:
+    """What is told of a question that another takes the place of, either way."""
+    reason, stands = f"superseded by {successor}", f"{action} was accepted meanwhile"
+    closed = ActionClosed(action=action, state="superseded", reason=reason)
+    refused = ActionNotAsked(action=successor, reason=stands)
+    return Place(action, reason, stands, ctx.emit(closed, action, "superseded"), ctx.emit(refused, successor))
 
 
 def _asked(asking: Asking | None, ctx: Context) -> list[Outgoing]:

@@ -4,7 +4,7 @@ import secrets
 from functools import partial
 
 from libs.contracts.application import load_application
-from libs.contracts.consent import CancelAction, DecideByText, IssueAction
+from libs.contracts.consent import CancelAction, DecideByText, IssueAction, SupersedeActions
 from libs.contracts.envelope import Message
 from libs.runtime.auth import Operators, UserTokens
 from libs.runtime.composer import Composer
@@ -50,7 +50,7 @@ async def build(rt: Runtime[ConsentSettings]) -> None:
     """Wire the service into its runtime."""
     settings = rt.settings
     application = load_application(settings.config)
-    rules = Rules(application, settings.keys, question_by_note="question_by_note" in settings.labs)
+    rules = Rules(application, settings.keys_of_seals, question_by_note="question_by_note" in settings.labs)
     metrics = ConsentMetrics(rt.registry)
     actions = RedisActions(rt.store, rt.outbox, rt.keys, rt.clock, settings.outbox_limit)
     decisions = Decisions(actions, rules, metrics)
@@ -60,6 +60,7 @@ async def build(rt: Runtime[ConsentSettings]) -> None:
         {
             IssueAction: handlers.on_issue_action,
             CancelAction: handlers.on_cancel_action,
+            SupersedeActions: handlers.on_supersede_actions,
             DecideByText: handlers.on_decide_by_text,
         },
     )

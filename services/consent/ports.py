@@ -35,6 +35,19 @@ class Issue:
     depth: int = 0
     trace: str = ""
     correlation: str = ""
+    places: "tuple[Place, ...]" = ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """A question that another takes the place of: `closed` tells the session so, for `reason`; `refused` that it was
+    accepted meanwhile and the other is not opened, for the reason `stands`."""
+
+    action: str
+    reason: str
+    stands: str
+    closed: Outgoing
+    refused: Outgoing
 
 
 @dataclass(frozen=True)
@@ -71,6 +84,8 @@ class Answer:
     number: int = 0
     reason: str = ""
     asked_at: int = 0
+    closed: tuple[str, ...] = ()
+    """Questions that gave way to the one that was asked."""
 
 
 class Actions(Protocol):
@@ -91,7 +106,7 @@ class Actions(Protocol):
         ...
 
     async def issue(self, issue: Issue, asked: Sequence[Outgoing], refused: Sequence[Outgoing]) -> Answer:
-        """Tags: asked, not_asked (with the reason), repeated, other, closed."""
+        """Tags: asked (with what gave way), not_asked (with the reason), repeated, other, closed."""
         ...
 
     async def redeem(self, redemption: Redemption, messages: Sequence[Outgoing]) -> Answer:

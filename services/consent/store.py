@@ -16,6 +16,7 @@ An action is the hash `action:<session>:<id>` in the session's partition:
 | `receipt` `input` | the approver's receipt as bytes, and the id of the numbered input |
 | `lapses_at` | end of the grant, inclusive; set by acceptance only |
 | `s0` `s1` … | **written by the door's claim script**: the operation key that spent this step |
+| `replaced` | the questions that gave way to this one when it was asked, a space after each |
 | `closed_as` `closed_at` `closed_token` `reason` | `expired superseded cancelled lapsed`: closed without the approver |
 
 The door may spend step `i` when `state` is `accepted`, store time <= `lapses_at`, `i` < `count`, and `s<i>` is absent
@@ -33,13 +34,13 @@ from libs.contracts.codec import to_json
 from libs.contracts.errors import ContractError
 from libs.contracts.keys import DAY_MS, SESSION_TTL_MS, Keys
 from libs.contracts.session import Step
-from libs.runtime.batch import Store
+from libs.runtime.batch import Arg, Store
 from libs.runtime.clock import Clock
 from libs.runtime.outbox import Outbox
 from libs.runtime.publisher import Outgoing
 from libs.runtime.scripts import load_script
 from services.consent.domain import Record
-from services.consent.ports import Answer, ClosedAs, Glance, Issue, Redemption
+from services.consent.ports import Answer, ClosedAs, Glance, Issue, Place, Redemption
 
 KEEP_MS = 30 * DAY_MS
 OUTCOME_KEEP_MS = 6 * DAY_MS
@@ -106,6 +107,7 @@ class RedisActions:
             self._keys.of_session_partition("expiry", issue.session),
             self._keys.of_session("number", issue.session),
             *self._outbox.keys(issue.session),
+            *(self._action(issue.session, place.action) for place in issue.places),
         ]
         args = [
             issue.action,
@@ -122,15 +124,32 @@ class RedisActions:
             *(part for pair in fields.items() for part in pair),
             *self._outbox.args(asked),
             *self._outbox.args(refused),
+            len(issue.places),
+            *(part for place in issue.places for part in self._place(issue.session, place)),
         ]
         reply = await self._store.run(_ISSUE, keys, args)
         match reply.tag:
             case "asked":
-                self._outbox.post(issue.session, asked)
+                closed = tuple(reply.text(0).split())
+                gone = [place.closed for place in issue.places if place.action in closed]
+                self._outbox.post(issue.session, [*gone, *asked])
+                return Answer(reply.tag, closed=closed)
             case "not_asked":
-                self._outbox.post(issue.session, refused)
-                return Answer(reply.tag, reason=reply.text(0))
+                reason = reply.text(0)
+                standing = [place.refused for place in issue.places if reason == place.stands]
+                self._outbox.post(issue.session, standing or refused)
+                return Answer(reply.tag, reason=reason)
         return Answer(reply.tag)
+
+    def _place(self, session: str, place: Place) -> list[Arg]:
+        return [
+            place.action,
+            _member(session, place.action),
+            place.reason,
+            place.stands,
+            *self._outbox.args([place.closed]),
+            *self._outbox.args([place.refused]),
+        ]
 
     async def redeem(self, redemption: Redemption, messages: Sequence[Outgoing]) -> Answer:
         session, action, sealed = redemption.session, redemption.action, redemption.input

@@ -10,6 +10,7 @@ from libs.contracts.application import Hmac, Source
 from libs.contracts.canonical import JSON, digest
 from libs.contracts.ids import derive_id, is_slug, is_text_id
 from libs.contracts.ingress import InputKind
+from libs.contracts.meaning import NOTHING, About, about, body_data, names_in, names_of
 from libs.contracts.origin import Origin, OriginKind
 from libs.contracts.templates import TemplateError, render
 from services.ingress.schemes import Verified
@@ -18,8 +19,6 @@ from services.ingress.strict_json import Malformed
 MARK_LENGTH = 32
 """Hexadecimal digits of a digest kept beside each identity: 128 bits."""
 _CE_PREFIXES = (b"ce-", b"cloudevents:", b"cloudevents_")
-_DROPPED = ("authtype", "authid", "authclaims")
-"""Identity attributes of CloudEvents; those from outside say nothing (5-facts)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +47,10 @@ class Event:
     window_ms: int
     accepted_at: int
     by_body: bool = False
+    depth: int = 0
+    """Causation depth: an event from outside begins anew, what a timer fires does not."""
+    sequence: str = ""
+    stream: str = ""
 
     @property
     def origin(self) -> Origin:
@@ -111,19 +114,6 @@ def claims_of(headers: Sequence[tuple[bytes, bytes]], routed_type: str = "") -> 
     return Claims(*(tuple(found[attribute]) for attribute in ("id", "type", "subject")))
 
 
-def body_data(body: JSON) -> JSON:
-    """The payload: `data` where the body is an object with an object of that name, else the body itself."""
-    if isinstance(body, dict) and isinstance(body.get("data"), dict):
-        return body["data"]
-    if isinstance(body, dict) and "specversion" in body:
-        return {key: value for key, value in body.items() if not _is_identity(key)}
-    return body
-
-
-def _is_identity(attribute: str) -> bool:
-    return attribute in _DROPPED or attribute.startswith("turnkeeper")
-
-
 def interpret(
     name: str, source: Source, verified: Verified, body: JSON, claims: Claims = NO_CLAIMS, *, now: int
 ) -> Event | Misfit:
@@ -133,11 +123,11 @@ def interpret(
     (design §3.1). Raises Malformed for an event without a usable id.
     """
     data = body_data(body)
-    whole = _names(body) | {"data": data, "source": name}
+    whole = names_in(body, data, name)
     trusted = verified.principal is not None
     event_id = _event_id(source, verified, body, whole, claims if trusted else NO_CLAIMS)
     type_ = _type(source, whole, claims if trusted else NO_CLAIMS)
-    context = {"data": data, "type": type_, "id": event_id, "source": name}
+    context = names_of(data, type_, event_id, name)
     by_body = not verified.id_is_signed
     way = _way(source, type_, context)
     event = Event(
@@ -146,7 +136,7 @@ def interpret(
         source=name,
         event=event_id,
         type=type_,
-        subject=way.subject,
+        subject=way.about.subject,
         data=data,
         origin_kind=source.kind,
         principal=verified.principal or name,
@@ -159,14 +149,11 @@ def interpret(
         window_ms=int(source.dedupe.window * 1000),
         accepted_at=now,
         by_body=by_body,
+        sequence=way.about.sequence,
+        stream=way.about.stream,
     )
     fault = way.fault or _contradiction(event, body, claims)
     return Misfit(fault, event) if fault else event
-
-
-def _names(body: JSON) -> dict[str, Any]:
-    """The top level of a body as names for templates ("self" is none: the engine uses it)."""
-    return {key: value for key, value in body.items() if key != "self"} if isinstance(body, dict) else {}
 
 
 def _event_id(source: Source, verified: Verified, body: JSON, whole: Mapping[str, Any], claims: Claims) -> str:
@@ -201,7 +188,7 @@ class _Way:
 
     session: str = ""
     route_subject: str = ""
-    subject: str = ""
+    about: About = NOTHING
     fault: str = ""
 
 
@@ -209,19 +196,13 @@ def _way(source: Source, type_: str, context: Mapping[str, Any]) -> _Way:
     route = source.route
     try:
         session = render(route.session, context) if route is not None and route.session is not None else ""
-        about = render(route.subject, context) if route is not None and route.subject is not None else ""
+        routed = render(route.subject, context) if route is not None and route.subject is not None else ""
     except TemplateError:
         return _Way(fault="no_route")
-    if not (is_slug(session) or is_text_id(about)):
+    if not (is_slug(session) or is_text_id(routed)):
         return _Way(fault="no_route")
-    own = source.meaning(type_).subject
-    if own is None:
-        return _Way(session, about, about)
-    subject = _rendered(own, context)
-    if not is_text_id(subject):
-        # What the event is about decides what it may undo: it must not be guessed.
-        return _Way(session, about, fault="no_subject")
-    return _Way(session, about, subject)
+    found = about(source, type_, context, routed)
+    return _Way(session, routed, found, found.fault)
 
 
 def _contradiction(event: Event, body: JSON, claims: Claims) -> str:

@@ -15,7 +15,7 @@ from libs.contracts.ingress import Input, InputAccepted
 from libs.contracts.origin import SealKeys, make_seal
 from libs.runtime.composer import Composer
 from services.ingress.domain import Event
-from services.ingress.ports import Appended, Clock, EventStore, Placement, Poster, Refused, Waiting
+from services.ingress.ports import Append, Appended, Clock, EventStore, Placement, Poster, Refused, Waiting
 
 MAX_TRIES = 64
 TRIES_SIDE_BY_SIDE = 8
@@ -45,20 +45,22 @@ class Inbox:
         self._clock = clock
         self._sessions: OrderedDict[str, _Numbers] = OrderedDict()
 
-    async def append(self, event: Event, session: str) -> Appended | Refused:
-        """Put the event into the session's inbox, once, and ring the doorbell. Raises StoreAway."""
+    async def append(self, event: Event, session: str, commit: Append | None = None) -> Appended | Refused:
+        """Put the event into the session's inbox, once, and ring the doorbell. `commit` is the write, where it changes
+        more than the inbox. Raises StoreAway."""
         numbers = self._numbers(session)
+        commit = commit or self._store.append
         for tries in range(MAX_TRIES):
             if tries < TRIES_SIDE_BY_SIDE:
-                placed = await self._propose(event, session, numbers)
+                placed = await self._propose(event, session, numbers, commit)
             else:
                 async with numbers.lane:
-                    placed = await self._propose(event, session, numbers)
+                    placed = await self._propose(event, session, numbers, commit)
             if not isinstance(placed, Waiting):
                 return placed
         raise StoreAway("the session's numbers are contended", retry_after=1.0)
 
-    async def _propose(self, event: Event, session: str, numbers: _Numbers) -> Placement:
+    async def _propose(self, event: Event, session: str, numbers: _Numbers, commit: Append) -> Placement:
         seen, number = numbers.round, numbers.next
         numbers.next += 1
         sealed = self._sealed(event, session, number)
@@ -70,7 +72,7 @@ class Inbox:
             depth=sealed.depth,
         )
         try:
-            placed = await self._store.append(event, session, to_json(sealed), number, doorbell, self._clock.now_ms())
+            placed = await commit(event, session, to_json(sealed), number, doorbell, self._clock.now_ms())
         except StoreAway:
             self._sessions.pop(session, None)  # whether the number was given is unknown
             raise
@@ -107,6 +109,9 @@ class Inbox:
             origin=origin,
             seal=seal,
             accepted_at=event.accepted_at,
+            depth=event.depth,
+            sequence=event.sequence,
+            stream=event.stream,
         )
 
     def _numbers(self, session: str) -> _Numbers:

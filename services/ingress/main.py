@@ -9,7 +9,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from libs.contracts.application import Application, load_application, resolve_secret
-from libs.contracts.ingress import RegisterSubject
+from libs.contracts.ingress import RegisterSubject, SetTimer, StopTimer
 from libs.contracts.keys import SESSION_TTL_MS
 from libs.runtime.auth import Operators, UserTokens
 from libs.runtime.lifecycle import Runtime, incarnation, run
@@ -21,6 +21,7 @@ from services.ingress.edge import Edge
 from services.ingress.handlers import EventsIn, RegisterHandler
 from services.ingress.inbox import Inbox
 from services.ingress.metrics import IngressMetrics
+from services.ingress.misfire import SOURCE as TIMER_SOURCE
 from services.ingress.openapi import DOCUMENT, page
 from services.ingress.operators import OperatorRoutes
 from services.ingress.ports import Limits
@@ -29,9 +30,13 @@ from services.ingress.schemes import build_verifier
 from services.ingress.settings import IngressSettings
 from services.ingress.store import IngressStore
 from services.ingress.sweepers import Releases, Sweepers
+from services.ingress.timer_routes import TimerRoutes
+from services.ingress.timer_store import TimerStore
+from services.ingress.timers import TimerHandler, TimerSweep
 
 FORGET_SECONDS = 0.5
 SWEEP_SECONDS = 1.0
+TIMER_SECONDS = 0.5
 TRIM_SECONDS = 60.0
 
 
@@ -44,6 +49,8 @@ def configured_sources(
     for name, source in application.sources.items():
         verifier, wrong = build_verifier(source.verify, lambda reference: resolve_secret(reference, environment))
         faults += [f"sources.{name}.verify.{fault}" for fault in wrong]
+        if name == TIMER_SOURCE:
+            faults.append(f"sources.{name}: this name is kept for what timers fire")
         faults += _window_faults(name, source.dedupe.window, signed_tolerance(source.verify))
         if source.verify.scheme == "user-token" and not (settings.user_token_secret or settings.user_token_jwks_url):
             faults.append(
@@ -99,17 +106,20 @@ async def build(rt: Runtime[IngressSettings]) -> None:
         body_seconds=settings.ingress_body_seconds,
         incarnation=mine,
     )
+    operator_tokens = Operators.parse(settings.operator_tokens.get_secret_value())
     operators = OperatorRoutes(
         store,
         sources,
         admissions,
         releases,
-        Operators.parse(settings.operator_tokens.get_secret_value()),
+        operator_tokens,
         ring,
         rt.clock,
         body_seconds=settings.ingress_body_seconds,
     )
-    rt.serve(application_of(edge, operators))
+    timers = TimerStore(rt.store, rt.keys, rt.outbox, limits)
+    timer_routes = TimerRoutes(timers, admissions, users, operator_tokens)
+    rt.serve(application_of(edge, operators, timer_routes))
 
     rt.metrics.declare(["event"], ["dead", "refused"])
     events_in = EventsIn(
@@ -125,19 +135,30 @@ async def build(rt: Runtime[IngressSettings]) -> None:
     )
     register = RegisterHandler(store, store, releases, settings.keys_of_seals, metrics)
     rt.intake(rt.topology.events_in, events_in.on_delivery, prefetch=settings.ingress_prefetch)
-    rt.consume(rt.topology.work_queue("ingress"), {RegisterSubject: register.on_register_subject})
+    set_stop = TimerHandler(timers, timers.time, settings.keys_of_seals, metrics, cap=application.session.caps.timers)
+    rt.consume(
+        rt.topology.work_queue("ingress"),
+        {
+            RegisterSubject: register.on_register_subject,
+            SetTimer: set_stop.on_set_timer,
+            StopTimer: set_stop.on_stop_timer,
+        },
+    )
+    grace_ms = round(settings.ingress_timer_grace_seconds * 1000)
+    firing = TimerSweep(timers, timers.time, inbox, rt.composer, metrics, grace_ms=grace_ms)
     rt.every(FORGET_SECONDS, forgetting.flush, "forget")
     rt.every(SWEEP_SECONDS, sweepers.relay, "admitted")
     rt.every(SWEEP_SECONDS, sweepers.held, "held")
     rt.every(SWEEP_SECONDS, sweepers.waiting, "waiting")
+    rt.every(TIMER_SECONDS, firing.sweep, "timers")
     rt.every(TRIM_SECONDS, sweepers.trim, "trim")
 
 
-def application_of(edge: Edge, operators: OperatorRoutes) -> Starlette:
+def application_of(edge: Edge, operators: OperatorRoutes, timers: TimerRoutes) -> Starlette:
     """The ASGI application: senders first, since theirs is the hot path."""
     docs = [Route("/docs", _docs), Route("/openapi.json", _openapi)]
     return Starlette(
-        routes=[*edge.routes(), *operators.routes(), *docs],
+        routes=[*edge.routes(), *operators.routes(), *timers.routes(), *docs],
         exception_handlers=problem_handlers,
     )
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from libs.contracts.reasons import IngressOutcome
+from libs.contracts.reasons import IngressOutcome, TimerOutcome
 
 
 class IngressMetrics:
@@ -29,6 +29,19 @@ class IngressMetrics:
             "Subjects that a second session claimed",
             registry=registry,
         )
+        self._timers = Counter(
+            "turnkeeper_ingress_timers",
+            "Timers and their instants by what became of them",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in get_args(TimerOutcome):
+            self._timers.labels(outcome)
+        self.timers_pending = Gauge(
+            "turnkeeper_ingress_timers_pending",
+            "Pending timers of the whole store",
+            registry=registry,
+        )
         # Children are looked up once: `labels` builds and hashes a tuple each time.
         self._children = {
             (source, outcome): self._events.labels(source, outcome)
@@ -39,3 +52,7 @@ class IngressMetrics:
     def count(self, source: str, outcome: IngressOutcome) -> None:
         """One delivery of a configured source."""
         self._children[source, outcome].inc()
+
+    def timers(self, outcome: TimerOutcome, count: int = 1) -> None:
+        """A timer, or so many of its instants."""
+        self._timers.labels(outcome).inc(count)

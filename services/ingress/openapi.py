@@ -116,6 +116,21 @@ DOCUMENT: dict[str, Any] = {
                 _answers(**_USER),
             )
         },
+        "/v1/sessions/{session}/timers": {
+            "get": _call(
+                "Pending timers, the next to fire first: for the session's owner, or an operator (scope read)",
+                "user",
+                [_in("path", "session")],
+                None,
+                _answers(
+                    _200="the timers",
+                    _401="no valid token",
+                    _403="another user's session, or the scope is missing",
+                    _404="no such session",
+                    **_LATER,
+                ),
+            )
+        },
         "/v1/held": {
             "get": _call(
                 "What waits for a subject or a session (scope read)",

@@ -1,12 +1,13 @@
 """What ingress's handlers need of the store, as values and Protocols."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
 from libs.runtime.publisher import Outgoing
 from services.ingress.domain import Event, Misfit
+from services.ingress.misfire import Move, Timer
 
 POINTER = ">"
 """Begins the dedupe entry of an unsigned id, which only points to the identity that the body gave."""
@@ -79,6 +80,8 @@ class Refused(StrEnum):
     """Earlier events wait for the session and go first."""
     FULL = "full"
     """As many wait for the subject or session as may."""
+    MOVED = "moved"
+    """The timer is at another instant, or has ended: somebody else was faster."""
 
 
 Placement = Appended | Waiting | Refused
@@ -123,6 +126,33 @@ class Record:
     session: str = "-"
     number: int = 0
     outcome: str = "-"
+
+
+class TimerSet(StrEnum):
+    """What became of a timer that was to be set."""
+
+    SET = "set"
+    KNOWN = "known"
+    """It was set, stopped or refused before; nothing changed."""
+    REFUSED = "refused"
+    """Its session is told."""
+    ABSENT = "absent"
+    """There is no such session."""
+
+
+class TimerEnd(StrEnum):
+    """How a timer ended before its time."""
+
+    STOPPED = "stopped"
+    """Through the door."""
+    SUPERSEDED = "superseded"
+    """Its subject is moot, says its session."""
+    UNREADABLE = "unreadable"
+    """What is stored of it cannot be read."""
+
+
+Append = Callable[[Event, str, bytes, int, Outgoing, int], Awaitable[Placement]]
+"""What gives an event a number in an inbox, in one write: event, session, sealed input, number, doorbell, now (ms)."""
 
 
 class EventStore(Protocol):
@@ -289,4 +319,59 @@ class Office(Queues, Subjects, Protocol):
 
     def drop_quarantined(self, id: str) -> Awaitable[None]:
         """It was let in."""
+        ...
+
+
+class Timers(Protocol):
+    """What timers need. Every method may raise StoreAway."""
+
+    @property
+    def horizon_ms(self) -> int:
+        """How long a session lives after its last input."""
+        ...
+
+    def set(self, timer: Timer, refusal: Outgoing, cap: int, now: int) -> Awaitable[TimerSet]:
+        """Set it, once; with `next` 0, or with `cap` timers pending, it is refused and its session told."""
+        ...
+
+    def stop(self, session: str, timer: str, end: TimerEnd) -> Awaitable[bool]:
+        """End it, also before it is set. False when it had ended before."""
+        ...
+
+    def skip(self, timer: Timer, move: Move, told: Outgoing, now: int) -> Awaitable[bool]:
+        """Pass over the instants of a move. False when somebody else was faster."""
+        ...
+
+    def fire(
+        self,
+        timer: Timer,
+        move: Move,
+        event: Event,
+        session: str,
+        packed: bytes,
+        number: int,
+        doorbell: Outgoing,
+        now: int,
+    ) -> Awaitable[Placement]:
+        """Give an instant this number in its session's inbox and move the timer on, in one write."""
+        ...
+
+    def due(self, partition: int, until: int, limit: int) -> Awaitable[list[tuple[str, str]]]:
+        """(session, timer) of those due up to `until` (ms), the longest due first, of one partition."""
+        ...
+
+    def load(self, session: str, timer: str) -> Awaitable[Timer | None]:
+        """A pending timer, or None."""
+        ...
+
+    def of_session(self, session: str) -> Awaitable[list[Timer]]:
+        """The pending timers of a session, the next to fire first."""
+        ...
+
+    def pending(self) -> Awaitable[int]:
+        """How many timers are pending in all."""
+        ...
+
+    def partitions(self) -> Sequence[int]:
+        """The numbers of all partitions."""
         ...

@@ -1,21 +1,17 @@
 """What ingress is told by its environment, beside what every service is told."""
 
-from functools import cached_property
-
 from pydantic import Field, SecretStr, field_validator
 
 from libs.contracts.keys import SESSION_TTL_MS
-from libs.contracts.origin import SealKeys
 from libs.runtime.auth import MIN_SECRET_BYTES
-from libs.runtime.settings import RuntimeSettings
+from libs.runtime.settings import SealedSettings
 
 DAY_SECONDS = 86_400
 
 
-class IngressSettings(RuntimeSettings):
+class IngressSettings(SealedSettings):
     """Settings of ingress. A fault names the field and never shows the value."""
 
-    seal_keys: SecretStr = Field(description="Seal keys as id:base64 of 32 bytes, by commas; the first one signs")
     ingress_max_body_bytes: int = Field(1024 * 1024, ge=1024, description="Largest body of an event or a message")
     ingress_body_seconds: float = Field(
         10.0, gt=0, le=300, description="Longest time that a body may take to arrive over HTTP; then 408"
@@ -41,11 +37,9 @@ class IngressSettings(RuntimeSettings):
         description="How long a subject leads to its session; no longer than a session lives",
     )
 
-    @field_validator("seal_keys")
-    @classmethod
-    def _seal_keys(cls, value: SecretStr) -> SecretStr:
-        SealKeys.parse(value.get_secret_value())
-        return value
+    ingress_timer_grace_seconds: float = Field(
+        5.0, ge=1, le=3600, description="A timer's instant that is later than this was missed: `misfire` says what then"
+    )
 
     @field_validator("user_token_secret")
     @classmethod
@@ -60,8 +54,3 @@ class IngressSettings(RuntimeSettings):
         if value is not None and not value.startswith(("https://", "http://")):
             raise ValueError("not a URL of the form https://host/path")
         return value
-
-    @cached_property
-    def keys_of_seals(self) -> SealKeys:
-        """The parsed seal keys."""
-        return SealKeys.parse(self.seal_keys.get_secret_value())

@@ -2,6 +2,6 @@
 
 Consumes `turnkeeper.session.NN` (doorbells, the door's results, consent's news).
 Publishes to `turnkeeper.work` (consent, tools), `turnkeeper.notices` and `turnkeeper.dead`.
-Owns in Redis, per session: state, timeline, history; per partition: deadline. Trims the inbox of ended turns and writes
-the outcome of each input.
+Owns in Redis, per session: state, timeline, history, record; per partition: deadline. Trims the inbox of ended
+turns and writes the outcome of each input.
 """

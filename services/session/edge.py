@@ -1,9 +1,10 @@
-"""Reading a session over HTTP: its state, and its timeline as a page or as server-sent events. Any replica serves any
-session, since both are read from the store."""
+"""Reading a session over HTTP: its state, its timeline as a page or as server-sent events, and what an event would do.
+Any replica serves any session, since all is read from the store."""
 
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
 from typing import Any
 
 import orjson
@@ -14,10 +15,13 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from libs.contracts.ids import is_slug
+from libs.contracts.strict_json import Malformed, parse
 from libs.runtime.apidocs import docs_routes
 from libs.runtime.auth import Operators, UserTokens
 from libs.runtime.clock import Clock
 from libs.runtime.problems import Problem, problem_handlers
+from services.session.domain.explain import NotAnEvent, explain
+from services.session.domain.rules import Rules
 from services.session.domain.state import SessionState
 from services.session.domain.view import messages
 from services.session.store import RedisSessions
@@ -25,6 +29,8 @@ from services.session.store import RedisSessions
 POLL_SECONDS = 0.25
 KEEP_ALIVE_ROUNDS = 60
 MOST_SESSIONS = 1_000
+MOST_BODY = 262_144
+"""Bytes of an event to explain."""
 
 
 class Edge:
@@ -36,6 +42,7 @@ class Edge:
         tokens: UserTokens,
         operators: Operators,
         clock: Clock,
+        rules: Rules,
         *,
         stopping: asyncio.Event,
         most_streams: int,
@@ -44,6 +51,7 @@ class Edge:
         self._tokens = tokens
         self._operators = operators
         self._clock = clock
+        self._rules = rules
         self._stopping = stopping
         self._most_streams = most_streams
         self._streams = 0
@@ -74,6 +82,25 @@ class Edge:
         session, _ = await self._allowed(request)
         snapshot = await self._sessions.read(session)
         return JSONResponse({"messages": list(messages(snapshot.history))})
+
+    async def record(self, request: Request) -> Response:
+        """What each of the newest commits was decided from, and what came of it (operator): see `turnkeeper replay`."""
+        self._operators.check(request.headers.get("authorization"), "read")
+        session, _ = await self._allowed(request)
+        return Response(await self._sessions.record(session), media_type="application/json")
+
+    async def explain(self, request: Request) -> Response:
+        """What would become of an event or a message, and by which rule; changes nothing (owner or operator). The body
+        is `{"source", "type", "data"}` or `{"text", "as"}`."""
+        session, _ = await self._allowed(request)
+        event = await _body(request)
+        snapshot = await self._sessions.read(session)
+        owner = await self._sessions.owner(session) or ""
+        try:
+            found = explain(snapshot.state, event, self._rules, self._clock.now_ms(), owner=owner)
+        except NotAnEvent as error:
+            raise Problem(400, "malformed", "This is no event", str(error)) from None
+        return JSONResponse({"session": session, "findings": [asdict(finding) for finding in found]})
 
     def _stream(self, session: str, after: int, until: float) -> Response:
         """Each stream asks the store four times a second for as long as it is open, so a replica has only so many."""
@@ -137,6 +164,21 @@ class _Events(StreamingResponse):
             self._ended()
 
 
+async def _body(request: Request) -> dict[str, Any]:
+    raw = b""
+    async for chunk in request.stream():
+        raw += chunk
+        if len(raw) > MOST_BODY:
+            raise Problem(413, "too-large", f"The body is over {MOST_BODY:,} bytes")
+    try:
+        body = parse(raw)
+    except Malformed as error:
+        raise Problem(400, "malformed", "The body is not acceptable", str(error)) from None
+    if not isinstance(body, dict):
+        raise Problem(400, "malformed", "The body is not acceptable", "it is an object")
+    return body
+
+
 def _after(request: Request) -> int:
     text = request.headers.get("last-event-id") or request.query_params.get("after") or "0"
     if not text.isascii() or not text.isdigit() or len(text) > 18:
@@ -167,16 +209,19 @@ def make_app(
     tokens: UserTokens,
     operators: Operators,
     clock: Clock,
+    rules: Rules,
     *,
     stopping: asyncio.Event,
     most_streams: int,
 ) -> Starlette:
     """The service's HTTP application. Its streams end once `stopping` is set."""
-    edge = Edge(sessions, tokens, operators, clock, stopping=stopping, most_streams=most_streams)
+    edge = Edge(sessions, tokens, operators, clock, rules, stopping=stopping, most_streams=most_streams)
     routes = [
         Route("/v1/sessions", edge.list),
         Route("/v1/sessions/{session}", edge.show),
         Route("/v1/sessions/{session}/timeline", edge.timeline),
         Route("/v1/sessions/{session}/history", edge.history),
+        Route("/v1/sessions/{session}/record", edge.record),
+        Route("/v1/sessions/{session}/explain", edge.explain, methods=["POST"]),
     ]
     return Starlette(routes=[*routes, *docs_routes("session", routes)], exception_handlers=problem_handlers)

@@ -8,26 +8,31 @@ import structlog
 from libs.contracts.consent import ActionAsked, ActionClosed, ActionNotAsked, DecisionRefused
 from libs.contracts.envelope import Message
 from libs.contracts.errors import LostOwnership, PermanentError, TransientError
-from libs.contracts.ingress import Input, InputAccepted
-from libs.contracts.tools import StepFinished
+from libs.contracts.ingress import Input, InputAccepted, TimerSkipped
+from libs.contracts.session import PlanMade
+from libs.contracts.tools import LookedUp, StepFinished
 from libs.runtime.clock import Clock
 from libs.runtime.composer import Composer
 from libs.runtime.consumer import Context
 from libs.runtime.publisher import Outgoing
 from libs.runtime.settle import Outcome
 from services.session.domain import (
+    Answered,
     Arrived,
     Buried,
     DeadlineReached,
     Planned,
     Queued,
+    Shown,
     Stimulus,
     Told,
     decide,
 )
 from services.session.domain.draft import Decision, Send, WantInput, WantPlan
-from services.session.domain.plan import Plan, View
+from services.session.domain.memory import entry_of
+from services.session.domain.plan import Added, Plan, Running, View, view_json
 from services.session.domain.rules import Rules
+from services.session.domain.state import InputRef, Turn
 from services.session.metrics import SessionMetrics
 from services.session.ports import Planner, Sessions
 from services.session.snapshot import Snapshot
@@ -86,11 +91,23 @@ class Handlers:
         """Fold in what the ledger says of an operation."""
         return await self._tell(message, ctx)
 
+    async def on_news(self, message: LookedUp | TimerSkipped, ctx: Context) -> Outcome:
+        """Fold in what a destination says of a subject, or what ingress says of a timer."""
+        return await self._tell(message, ctx)
+
     async def on_told(self, message: Told, ctx: Context) -> Outcome:
         """Fold in consent's news of a question."""
         return await self._tell(message, ctx)
 
-    async def _tell(self, message: StepFinished | Told, ctx: Context) -> Outcome:
+    async def on_plan_made(self, message: PlanMade, ctx: Context) -> Outcome:
+        """Fold in the plan of a planner off the partition. One that is not waited for is recorded and changes nothing
+        else."""
+        snapshot = await self._sessions.load(ctx.envelope.session)
+        wanted = [want for want in snapshot.state.wanted if (want.turn, want.plan) == (message.turn, message.plan)]
+        about = await self._body(snapshot, wanted[0].about) if wanted and wanted[0].about else None
+        return await self._apply(snapshot, Answered(message, about), ctx.envelope)
+
+    async def _tell(self, message: StepFinished | LookedUp | TimerSkipped | Told, ctx: Context) -> Outcome:
         snapshot = await self._sessions.load(ctx.envelope.session)
         return await self._apply(snapshot, message, ctx.envelope)
 
@@ -133,6 +150,10 @@ class Handlers:
         snapshot = await self._sessions.load(session)
         await self._apply(snapshot, DeadlineReached(), None)
 
+    async def again(self, snapshot: Snapshot, stimulus: Stimulus, cause: object) -> Outcome:
+        """Apply a stimulus of the record, for a replay: `cause` has its recorded `id`."""
+        return await self._apply(snapshot, stimulus, cause)
+
     async def _apply(self, snapshot: Snapshot, stimulus: Stimulus, cause: object) -> Outcome:
         """Decide, answer what the decision wants, commit all of it at once."""
         now = self._clock.now_ms()
@@ -149,6 +170,8 @@ class Handlers:
         sends = [self._compose(snapshot, send, cause, now) for send in decision.sends]
         await self._sessions.commit(snapshot, decision, sends)
         self._metrics.committed(decision)
+        for limit in decision.limits:
+            log.warning("limit.reached", session=before.session, limit=limit)
         return Outcome.HANDLED
 
     async def _answer(self, snapshot: Snapshot, decision: Decision, now: int, cause: str) -> Decision:
@@ -159,9 +182,8 @@ class Handlers:
                     await self._sessions.confirm(snapshot)
                     raise PermanentError("inbox_gap", f"queued input {number} is not in the inbox")
                 later = decide(decision.state, Queued(body), now, self._rules, cause)
-            case WantPlan(number):
-                plan = await self._plan(snapshot, decision, await self._body(snapshot, number))
-                later = decide(decision.state, Planned(plan), now, self._rules, cause)
+            case WantPlan():
+                later = decide(decision.state, await self._plan(snapshot, decision), now, self._rules, cause)
             case None:
                 return decision
         return replace(decision, want=None).then(later)
@@ -173,26 +195,58 @@ class Handlers:
                 snapshot.bodies[number] = input
         return snapshot.bodies.get(number)
 
-    async def _plan(self, snapshot: Snapshot, decision: Decision, body: Input | None) -> Plan:
-        turn = decision.state.turn
-        if turn is None:
+    async def _plan(self, snapshot: Snapshot, decision: Decision) -> Planned | Shown:
+        """The planner's answer; from a planner that may be slow, what it is to be shown."""
+        want, turn = decision.want, decision.state.turn
+        if not isinstance(want, WantPlan) or turn is None:
             raise AssertionError("a plan is wanted for no turn")
+        about = await self._body(snapshot, want.about) if want.about else None
+        if want.about and about is None:
+            await self._sessions.confirm(snapshot)
+            raise PermanentError("inbox_gap", f"input {want.about} in question is not in the inbox")
+        view = await self._view(snapshot, decision, turn, about)
+        if self._rules.slow_planner:
+            return Shown(view_json(view, self._rules.application.tools), want.about)
+        try:
+            return Planned(await self._planner.plan(view), about)
+        except Exception as error:
+            log.exception("planner.failed", session=view.session, turn=turn.id)
+            return Planned(Plan(fault=f"the planner failed ({type(error).__name__})"), about)
+
+    async def _view(self, snapshot: Snapshot, decision: Decision, turn: Turn, about: Input | None) -> View:
+        """What the planner is shown: of its turn, or of an input that came while the turn runs."""
+        body = await self._body(snapshot, turn.input.number)
+        data = body.data if body else None
         view = View(
             session=decision.state.session,
             turn=turn.id,
             input=turn.input,
-            data=body.data if body else None,
+            data=data,
             results=turn.results,
             action=turn.action,
             asked=turn.asker.input if turn.asker else None,
             failing=turn.failing,
             history=(*snapshot.history, *decision.history),
+            added=tuple([await self._added(snapshot, joined.input, joined.relation) for joined in turn.joined]),
+            done=turn.kept,
         )
-        try:
-            return await self._planner.plan(view)
-        except Exception as error:
-            log.exception("planner.failed", session=view.session, turn=turn.id)
-            return Plan(fault=f"the planner failed ({type(error).__name__})")
+        if about is None:
+            return view
+        answer = turn.pausing.answer if turn.pausing else None
+        return replace(
+            view,
+            input=InputRef.of(about),
+            data=about.data,
+            results=(),
+            failing="",
+            history=(*view.history, entry_of(about)),
+            running=Running(turn.input, data, turn.results, turn.steps[turn.position :]),
+            answer=await self._added(snapshot, answer) if answer else None,
+        )
+
+    async def _added(self, snapshot: Snapshot, ref: InputRef, relation: str = "") -> Added:
+        body = await self._body(snapshot, ref.number)
+        return Added(ref, body.data if body else None, relation)
 
     def _compose(self, snapshot: Snapshot, send: Send, cause: object, now: int) -> Outgoing:
         """A turn's messages carry its own input's correlation: a queued turn begins at another's result."""

@@ -11,9 +11,10 @@ import structlog
 from libs.contracts.application import Application, load_application
 from libs.contracts.canonical import JSON
 from libs.contracts.errors import LostOwnership, StoreAway
-from libs.contracts.ingress import InputAccepted
+from libs.contracts.ingress import InputAccepted, TimerSkipped
 from libs.contracts.keys import Keys
-from libs.contracts.tools import StepFinished
+from libs.contracts.session import PlanMade
+from libs.contracts.tools import LookedUp, StepFinished
 from libs.contracts.topology import PLANNER
 from libs.runtime.auth import Operators, UserTokens
 from libs.runtime.consumer import Consumer
@@ -27,6 +28,7 @@ from services.session.planners.build import Elsewhere, build_remote
 from services.session.planners.scripted import ScriptedPlanner, load_rules
 from services.session.planners.worker import Plans, PlansIn, PlanWorker
 from services.session.ports import Planner
+from services.session.record import Recorder
 from services.session.settings import SessionSettings
 from services.session.store import RedisSessions
 
@@ -42,7 +44,6 @@ async def build(rt: Runtime[SessionSettings]) -> None:
     take_plans(rt, application)
     planner = planner_inside(application, settings.config)
     metrics = SessionMetrics(rt.registry)
-    sessions = RedisSessions(rt.store, rt.outbox, rt.keys, rt.clock, metrics.conflicts.inc)
     rules = Rules(
         application=application,
         check_arguments=ArgumentSchemas(application),
@@ -50,11 +51,18 @@ async def build(rt: Runtime[SessionSettings]) -> None:
         not_after_ms=round(settings.operation_not_after_hours * 3_600_000),
         labs=settings.labs,
     )
+    recorder = Recorder(rules) if settings.session_record else None
+    sessions = RedisSessions(rt.store, rt.outbox, rt.keys, rt.clock, metrics.conflicts.inc, recorder)
+    if application.session.observe:
+        log.warning("observe.on", blocks="nothing")
     handlers = Handlers(sessions, planner, rules, rt.composer, rt.clock, metrics)
     consumer = rt.consumer(
         {
             InputAccepted: handlers.on_input,
             StepFinished: handlers.on_step_finished,
+            LookedUp: handlers.on_news,
+            TimerSkipped: handlers.on_news,
+            PlanMade: handlers.on_plan_made,
             **dict.fromkeys(HANDLED, handlers.on_told),
         },
         on_dead=handlers.on_dead,
@@ -79,6 +87,7 @@ async def build(rt: Runtime[SessionSettings]) -> None:
             tokens,
             Operators.parse(settings.operator_tokens.get_secret_value()),
             rt.clock,
+            rules,
             stopping=rt.stopping,
             most_streams=settings.session_streams,
         )

@@ -6,7 +6,11 @@ from services.session.domain.draft import Decision
 
 _KINDS = ("user", "webhook", "system", "timer", "actor")
 _OUTCOMES = ("done", "asked", "failed", "cancelled", "restarted")
-_DISPOSITIONS = ("started", "queued", "control", "dropped")
+_DISPOSITIONS = (
+    "started", "queued", "control", "dropped", "merged", "restarted", "revised", "rejected", "unclear",
+    "stale", "noticed", "superseded",
+)  # fmt: skip
+_LIMITS = ("steps", "same_step", "causation_depth", "turns_per_origin_per_hour", "open_questions")
 
 
 class SessionMetrics:
@@ -24,6 +28,11 @@ class SessionMetrics:
         self.conflicts = Counter(
             "turnkeeper_session_commit_conflicts", "Commits refused: another owner was first", registry=registry
         )
+        self.limits = Counter(
+            "turnkeeper_session_limits", "Limits of a turn or a session that were reached", ["limit"], registry=registry
+        )
+        for limit in _LIMITS:
+            self.limits.labels(limit)
         for kind in _KINDS:
             for outcome in _OUTCOMES:
                 self.turns.labels(kind, outcome)
@@ -37,3 +46,5 @@ class SessionMetrics:
             self.seconds.observe(end.took / 1000)
         for disposition in decision.dispositions:
             self.inputs.labels(disposition).inc()
+        for limit in decision.limits:
+            self.limits.labels(limit).inc()

@@ -14,6 +14,9 @@ class SessionSettings(RuntimeSettings):
     operation_not_after_hours: float = Field(
         24.0, gt=0, description="How long a committed call may still be claimed at the door"
     )
+    session_record: bool = Field(
+        True, description="Record what each commit was decided from, so that `turnkeeper replay` can decide it again"
+    )
     session_prefetch: int = Field(64, ge=1, le=65535, description="Unacknowledged messages (bundles) per partition")
     session_planner_calls: int = Field(
         2_000, ge=1_000, le=65_535, description="Plans that one replica asks for at once (planners http and openai)"

@@ -15,3 +15,5 @@ class Snapshot:
     version: int
     history: list[dict[str, JSON]]
     bodies: dict[int, Input] = field(default_factory=dict)
+    recorded: bool = False
+    """Whether the newest entry of the record led to this version, and can be decided again."""

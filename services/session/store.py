@@ -19,6 +19,8 @@ from libs.runtime.publisher import Outgoing
 from libs.runtime.scripts import load_script
 from services.session.domain.draft import Decision
 from services.session.domain.state import SessionState
+from services.session.record import KEPT as RECORD_KEPT
+from services.session.record import Recorder, leads_to
 from services.session.snapshot import Snapshot
 
 TIMELINE_KEPT = 200
@@ -30,13 +32,22 @@ _COMMIT = load_script("services.session", "commit_turn")
 class RedisSessions:
     """The port `Sessions` on Redis."""
 
-    def __init__(self, store: Store, outbox: Outbox, keys: Keys, clock: Clock, on_conflict: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        outbox: Outbox,
+        keys: Keys,
+        clock: Clock,
+        on_conflict: Callable[[], None],
+        recorder: Recorder | None = None,
+    ) -> None:
         self._store = store
         self._outbox = outbox
         self._keys = keys
         self._clock = clock
         self._cache: OrderedDict[str, Snapshot] = OrderedDict()
         self._on_conflict = on_conflict
+        self._recorder = recorder
 
     async def load(self, session: str) -> Snapshot:
         """The session as cached, else as stored; a new one where nothing is stored yet."""
@@ -44,6 +55,9 @@ class RedisSessions:
             self._cache.move_to_end(session)
             return cached
         snapshot = await self.read(session)
+        if self._recorder is not None:
+            newest = await self._store.command("LRANGE", self._keys.of_session("record", session), -1, -1)
+            snapshot.recorded = bool(newest) and leads_to(newest[0], snapshot.version)
         self._cache[session] = snapshot
         if len(self._cache) > CACHED_SESSIONS:
             self._cache.popitem(last=False)
@@ -65,7 +79,10 @@ class RedisSessions:
     async def commit(self, snapshot: Snapshot, decision: Decision, messages: Sequence[Outgoing]) -> None:
         """Store a decision and send its messages. Raises LostOwnership when another version is stored."""
         session = snapshot.state.session
-        keys, args = self._commit_args(session, snapshot.version, decision, messages)
+        after = to_json(decision.state, exclude_defaults=True)
+        entry = self._recorder.entry(snapshot, decision, messages, after) if self._recorder is not None else None
+        record = () if entry is None else (entry.raw,)
+        keys, args = self._commit_args(session, snapshot.version, decision, messages, after, record)
         try:
             reply = await self._store.run(_COMMIT, keys, args)
         except StoreAway:
@@ -75,6 +92,7 @@ class RedisSessions:
             self._lost(session)
         snapshot.state = decision.state
         snapshot.version = reply.int(0)
+        snapshot.recorded = entry is not None and entry.whole
         snapshot.history.extend(decision.history)
         del snapshot.history[:-HISTORY_KEPT]
         for number in decision.trimmed:
@@ -82,30 +100,40 @@ class RedisSessions:
         self._outbox.post(session, messages)
 
     def _commit_args(
-        self, session: str, version: int, decision: Decision, messages: Sequence[Outgoing]
+        self,
+        session: str,
+        version: int,
+        decision: Decision,
+        messages: Sequence[Outgoing],
+        after: bytes,
+        record: Sequence[bytes],
     ) -> tuple[list[str], list[Arg]]:
         of = self._keys.of_session
         keys = [of(family, session) for family in ("state", "timeline", "history", "inbox")]
         keys += [self._keys.of_session_partition("deadline", session), *self._outbox.keys(session)]
+        keys.append(of("record", session))
         outcomes: list[Arg] = []
         for ref, became in decision.outcomes:
             keys.append(self._keys.outcome_bucket(session, ref.id, ref.accepted_at))
             outcomes += (len(keys), ref.id, f"{session} {ref.number} {became}")
-        turn = decision.state.turn
+        due = decision.state.next_deadline
         args: list[Arg] = [
             version,
             secrets.token_hex(8),
-            to_json(decision.state, exclude_defaults=True),
+            after,
             self._clock.now_ms(),
-            turn.deadline if turn and turn.deadline else "",
+            due or "",
             session,
             SESSION_TTL_MS,
             TIMELINE_KEPT,
             HISTORY_KEPT,
+            RECORD_KEPT,
             len(decision.lines),
             *(to_json(line) for line in decision.lines),
             len(decision.history),
             *(orjson.dumps(entry) for entry in decision.history),
+            len(record),
+            *record,
             len(decision.trimmed),
             *decision.trimmed,
             len(decision.outcomes),
@@ -143,6 +171,19 @@ class RedisSessions:
         raw = await self._store.command("LRANGE", self._keys.of_session("timeline", session), 0, -1)
         lines = (TimelineLine.model_validate_json(line) for line in raw)
         return [line for line in lines if line.seq > after]
+
+    async def record(self, session: str) -> bytes:
+        """The kept entries of the record with the state that they led to, as the JSON of a `Record`."""
+        entries = await self._store.command("LRANGE", self._keys.of_session("record", session), 0, -1)
+        version, data = await self._store.command("HMGET", self._keys.of_session("state", session), "v", "d")
+        return orjson.dumps(
+            {
+                "session": session,
+                "version": int(version or 0),
+                "state": orjson.Fragment(data) if data else None,
+                "entries": [orjson.Fragment(entry) for entry in entries],
+            }
+        )
 
     async def names(self, limit: int) -> list[str]:
         """The most recently created sessions of all partitions."""

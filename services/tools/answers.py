@@ -1,26 +1,29 @@
 """The messages that tell of an operation. What is told was stored before, or is stored with them (G8)."""
 
 from collections.abc import Mapping
+from typing import Literal, cast
 
 import structlog
 
 from libs.contracts.canonical import JSON
 from libs.contracts.envelope import Message
 from libs.contracts.ids import is_text_id
-from libs.contracts.ingress import RegisterSubject
+from libs.contracts.ingress import RegisterSubject, SetTimer, StopTimer
 from libs.contracts.origin import SealKeys, attest
 from libs.contracts.reasons import OperationState
 from libs.contracts.session import Notice
 from libs.contracts.templates import TemplateError, render
-from libs.contracts.tools import StepFinished
+from libs.contracts.tools import LookedUp, LookUpOperation, StepFinished
 from libs.runtime.composer import Composer
 from libs.runtime.publisher import Outgoing
 from services.tools.domain import Catalogue
 from services.tools.ports import Known, Told, Work
+from services.tools.timers import lateness_ms
 
 log = structlog.get_logger(__name__)
 
 LAB_MARK = "lab"
+OBSERVE_MARK = "observe"
 
 
 class Answers:
@@ -48,6 +51,9 @@ class Answers:
             attestation = attest(self._keys, "subject", subject, work.session, work.operation)
             message = RegisterSubject(subject=subject, operation=work.operation, attestation=attestation)
             messages.append(self._compose(message, work.session, (subject, work.operation), work.context, now))
+        timer = self._timer(work, result) if state == "committed" else None
+        if timer is not None:
+            messages.append(self._compose(timer, work.session, (timer.timer, work.key), work.context, now))
         return reason, messages
 
     def resolved(
@@ -72,6 +78,14 @@ class Answers:
         parts = (key, known.attempt, known.state) if same else ("replay", told.call, known.state)
         return self._compose(finished, session, parts, told, now)
 
+    def looked_up(
+        self, wish: LookUpOperation, session: str, found: Literal["stands", "gone", "unknown"], result: JSON,
+        told: Told, now: int,
+    ) -> Outgoing:  # fmt: skip
+        """What the destination says of an operation. The same wish has the same answer's id."""
+        message = LookedUp(operation=wish.operation, key=wish.key, found=found, result=result)
+        return self._compose(message, session, ("looked-up", told.call), told, now)
+
     def turned(
         self, operation: str, key: str, session: str, state: OperationState, reason: str, told: Told, now: int
     ) -> Outgoing:
@@ -93,6 +107,23 @@ class Answers:
             return None
         return subject
 
+    def _timer(self, work: Work, result: JSON) -> SetTimer | StopTimer | None:
+        """What ingress is told of a timer that was set or cancelled through the door, under our attestation."""
+        tool = self._catalogue.tool(work.tool)
+        if tool is None or tool.connector.timer is None or not isinstance(result, dict):
+            return None
+        timer, args = str(result["timer"]), work.args
+        if tool.connector.timer.verb == "cancel":
+            stop = StopTimer(timer=timer, reason=f"cancelled by {work.operation}")
+            return stop.model_copy(update={"attestation": attest(self._keys, *stop.attested(work.session))})
+        unsigned = SetTimer(
+            timer=timer, operation=work.operation, setter=work.origin, due=cast(int, result["due"]),
+            rule=str(result.get("rule", "")), zone=str(result.get("zone", "UTC")),
+            misfire=cast("Literal['run-late', 'skip', 'coalesce']", args.get("misfire", "run-late")),
+            lateness=lateness_ms(args), subject=str(result["subject"]), data={"text": args["text"]}, attestation="",
+        )  # fmt: skip
+        return unsigned.model_copy(update={"attestation": attest(self._keys, *unsigned.attested(work.session))})
+
     def _compose(self, message: Message, session: str, parts: tuple[object, ...], told: Told, now: int) -> Outgoing:
         return self._composer.compose(
             message, session=session, id_parts=parts, cause=told.call, correlation=told.correlation,
@@ -107,4 +138,6 @@ def _notice(operation: str, tool: str, state: OperationState, reason: str) -> No
 
 
 def _marked(told: Told, reason: str) -> str:
-    return f"{LAB_MARK}: {reason or 'authority_by_role'}" if told.lab else reason
+    if told.lab:
+        return f"{LAB_MARK}: {reason or 'authority_by_role'}"
+    return f"{OBSERVE_MARK}: {reason or 'its owner would have been asked'}" if told.observed else reason

@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jsonschema_rs
 
-from libs.contracts.application import Application, Gate, Tool
+from libs.contracts.application import Application, Gate, Lookup, Tool
 from libs.contracts.canonical import JSON, digest
 from libs.contracts.ids import derive_id
 from libs.contracts.origin import Origin, OriginKind, Seal, SealKeys, seal_is_valid
 from libs.contracts.session import Step
-from libs.contracts.templates import TemplateError, fill
+from libs.contracts.templates import TemplateError, evaluate, fill
 from libs.contracts.tools import RunStep, action_key
 
 SEAL_AGE_MS = 24 * 3_600_000
@@ -103,6 +103,8 @@ class Admitted:
     step: int = 0
     lab: bool = False
     """Only a lab switch let it pass."""
+    observed: bool = False
+    """Only observe mode let it pass: its owner would have been asked."""
 
 
 @dataclass(frozen=True)
@@ -193,14 +195,15 @@ def admit(
     if faults := catalogue.faults(step.tool, step.args):
         return Rejection("; ".join(faults))
     denied = None if call.action else permission(tool.gate, who.origin.kind, step.tool)
-    if denied is not None and not everybody_is_user:
+    if denied is not None and not everybody_is_user and not catalogue.application.session.observe:
         return denied
     args = _with_identity(tool, step.args, who.origin, owner)
     if isinstance(args, Rejection):
         return args
     fingerprint = digest([step.tool, step.args])
     not_after = min(call.not_after, who.until)
-    return Admitted(step.tool, args, fingerprint, who, not_after, action, call.step, lab=denied is not None)
+    lab, observed = denied is not None and everybody_is_user, denied is not None and not everybody_is_user
+    return Admitted(step.tool, args, fingerprint, who, not_after, action, call.step, lab=lab, observed=observed)
 
 
 def _granted(call: RunStep, who: Authority, action: Action | None) -> Step | Rejection:
@@ -233,10 +236,70 @@ def after_holder(tool: Tool | None, claimed_at: int, now: int) -> Literal["send"
     """
     if tool is None:
         return "unknown"
-    if tool.effect in ("none", "read"):
-        return "send"
+    if tool.effect in ("none", "read") or tool.connector.timer is not None:
+        return "send"  # a timer's message leaves with the record of its outcome, never before
     honoured = tool.keyed is not None and now < claimed_at + tool.keyed.for_ * 1000
     return "send" if honoured else "unknown"
+
+
+@dataclass(frozen=True)
+class Found:
+    """The destination knows the operation: its result, and whether its effect stands still."""
+
+    result: JSON
+    stands: bool
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """The destination was asked and knows of nothing."""
+
+
+@dataclass(frozen=True)
+class Silent:
+    """The destination did not say: it was not reached, or answered what cannot be read."""
+
+    reason: str
+
+
+Said = Found | Nothing | Silent
+
+
+def lookup_args(lookup: Lookup, args: Mapping[str, JSON], *, key: str, result: JSON = None) -> dict[str, JSON]:
+    """The look-up's arguments for an operation: `key` is what the destination was given, `result` what it answered,
+    None where that is not known. Raises TemplateError."""
+    known = {} if result is None else {"result": result}
+    return cast("dict[str, JSON]", fill(dict(lookup.args), {**args, "args": dict(args), "key": key, **known}))
+
+
+def read_lookup(lookup: Lookup, args: Mapping[str, JSON], outcome: Outcome) -> Said:
+    """What a look-up's outcome says of the operation. What holds nothing (`{"records": []}` too) found nothing; a
+    refusal, as any failure, is no answer."""
+    if not isinstance(outcome, Committed):
+        return Silent(outcome.reason)
+    if _is_empty(outcome.result):
+        return Nothing()
+    context = {**args, "args": dict(args), "found": outcome.result}
+    try:
+        result = outcome.result if lookup.result is None else evaluate(lookup.result, context)
+        stands = lookup.stands is None or evaluate(lookup.stands, context) in (True, "true")
+    except TemplateError as error:
+        return Silent(f"the answer does not fit: {error}")
+    if _is_empty(result):
+        return Nothing()
+    return Found(result, stands)
+
+
+def _is_empty(value: JSON) -> bool:
+    match value:
+        case None | "" | False:
+            return True
+        case dict():
+            return all(_is_empty(item) for item in value.values())
+        case list():
+            return all(_is_empty(item) for item in value)
+        case _:
+            return False
 
 
 def destination_key(namespace: str, session: str, key: str) -> str:

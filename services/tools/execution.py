@@ -103,7 +103,7 @@ class Executor:
             return Failed(f"there is no tool {work.tool}")
         timeout = tool.connector.timeout
         key = destination_key(self._namespace, work.session, work.key)
-        call = Call(work.session, work.operation, work.tool, work.args, key, timeout)
+        call = Call(work.session, work.operation, work.tool, work.args, key, timeout, work.key)
         try:
             async with asyncio.timeout(timeout):
                 return await connector.run(call)
@@ -118,9 +118,11 @@ class Executor:
         state, result, reason = _told(outcome)
         now = self._clock.now_ms()
         reason, messages = self._answers.outcome(work, state, result, reason, now)
+        tool = self._catalogue.tool(work.tool)
+        asked = tool is not None and tool.lookup is not None
         while True:
             try:
-                stands = await self._ledger.record(work, state, result, reason, messages, now)
+                stands = await self._ledger.record(work, state, result, reason, messages, now, asked=asked)
                 break
             except StoreAway:
                 await self._store_back()

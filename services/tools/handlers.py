@@ -1,19 +1,21 @@
 """One coroutine per message that the door accepts: authority → tool → arguments → permission → identity → one script
 (known key, bindings, grant, claim) → run → record → answer."""
 
-from typing import assert_never
+from typing import Literal, assert_never
 
 import structlog
 
+from libs.contracts.canonical import JSON
 from libs.contracts.errors import PermanentError
 from libs.contracts.ids import is_slug
 from libs.contracts.origin import SealKeys
-from libs.contracts.tools import RunStep, WithdrawOperation
+from libs.contracts.tools import LookUpOperation, RunStep, WithdrawOperation
 from libs.runtime.consumer import Context
 from libs.runtime.settle import Outcome
 from services.tools.answers import Answers
-from services.tools.domain import Admitted, Catalogue, Rejection, admit
+from services.tools.domain import Admitted, Catalogue, Found, Nothing, Rejection, Said, Silent, admit
 from services.tools.execution import Executor
+from services.tools.lookups import Reconciler, subject_of
 from services.tools.metrics import ToolMetrics
 from services.tools.ports import Held, Known, Ledger, Told, Turned, Work
 
@@ -29,6 +31,7 @@ class ToolHandlers:
         ledger: Ledger,
         executor: Executor,
         answers: Answers,
+        reconciler: Reconciler,
         metrics: ToolMetrics,
         keys: SealKeys,
         *,
@@ -38,6 +41,7 @@ class ToolHandlers:
         self._ledger = ledger
         self._executor = executor
         self._answers = answers
+        self._reconciler = reconciler
         self._metrics = metrics
         self._keys = keys
         self._everybody_is_user = everybody_is_user
@@ -50,7 +54,7 @@ class ToolHandlers:
         step = await self._judge(call, session)
         if isinstance(step, Rejection):
             return await self._turn_away(call, ctx, Turned("refused", step.reason))
-        told = _told(ctx, lab=step.lab)
+        told = _told(ctx, lab=step.lab, observed=step.observed)
         lease = self._executor.lease_ms(step.tool)
         found = await self._ledger.claim(call, step, session, told, lease_ms=lease, now=ctx.now)
         if isinstance(found, Held) and self._is_gone(found):
@@ -89,6 +93,25 @@ class ToolHandlers:
             answer = self._answers.known(wish.operation, wish.key, session, known, told, ctx.now)
         await self._ledger.answer(session, [answer], ctx.now)
         return Outcome.IN_PROGRESS if running else Outcome.REPEATED
+
+    async def on_look_up_operation(self, wish: LookUpOperation, ctx: Context) -> Outcome:
+        """Ask the destination whether a committed operation's effect stands, or what became of an unknown one, which
+        is told by itself too. What has no effect, or cannot be asked about, is answered `unknown`."""
+        if not is_slug(wish.key):
+            raise PermanentError("bad_key", "an operation's key has letters, digits, - and _ only")
+        session = ctx.envelope.session
+        fields = await self._ledger.read(session, wish.key)
+        subject = subject_of(session, wish.key, fields)
+        said: Said | None = None
+        if fields.get("state") == "unknown":
+            said = await self._reconciler.reconcile(session, wish.key, at_once=True)
+            said = said if isinstance(said, Found) else None  # "none" may only mean not yet
+        elif fields.get("state") == "committed" and subject is not None:
+            said = await self._reconciler.ask(subject)
+        found, result = _standing(said)
+        answer = self._answers.looked_up(wish, session, found, result, _told(ctx), ctx.now)
+        await self._ledger.answer(session, [answer], ctx.now)
+        return Outcome.HANDLED
 
     async def _judge(self, call: RunStep, session: str) -> Admitted | Rejection:
         action = await self._ledger.action(session, call.action) if call.action else None
@@ -135,6 +158,17 @@ class ToolHandlers:
         return Outcome.IN_PROGRESS
 
 
-def _told(ctx: Context, *, lab: bool = False) -> Told:
+def _standing(said: Said | None) -> tuple[Literal["stands", "gone", "unknown"], JSON]:
+    match said:
+        case Found(result, stands):
+            return "stands" if stands else "gone", result
+        case Nothing():
+            return "gone", None
+        case Silent() | None:
+            return "unknown", None
+    assert_never(said)
+
+
+def _told(ctx: Context, *, lab: bool = False, observed: bool = False) -> Told:
     envelope = ctx.envelope
-    return Told(envelope.id, envelope.correlation or envelope.id, envelope.depth, envelope.trace, lab)
+    return Told(envelope.id, envelope.correlation or envelope.id, envelope.depth, envelope.trace, lab, observed)

@@ -2,22 +2,25 @@
 
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import httpx2
 
 from libs.contracts.application import Application, load_application
-from libs.contracts.tools import RunStep, WithdrawOperation
+from libs.contracts.tools import LookUpOperation, RunStep, WithdrawOperation
 from libs.runtime.auth import Operators
+from libs.runtime.clock import Clock
 from libs.runtime.lifecycle import Runtime, run
-from libs.runtime.settings import SettingsError
+from libs.runtime.settings import LOSE_ANSWER, SettingsError
 from services.tools.answers import Answers
 from services.tools.connectors.python import PythonConnector, load_function
 from services.tools.connectors.sandbox import SandboxConnector, sandbox_client
+from services.tools.connectors.timer import TimerConnector
 from services.tools.domain import Catalogue
 from services.tools.edge import Edge, create_app
 from services.tools.execution import Executor
 from services.tools.handlers import ToolHandlers
+from services.tools.lookups import Reconciler
 from services.tools.metrics import ToolMetrics
 from services.tools.ports import Connector
 from services.tools.settings import ToolsSettings
@@ -26,11 +29,17 @@ from services.tools.sweeper import Sweeper
 
 TRIM_SECONDS = 30.0
 COUNT_SECONDS = 2.0
+ASK_ABOUT_ALL_SECONDS = 300.0
 PREFETCH = 256
 
 
-def connect(application: Application, client: httpx2.AsyncClient | None) -> dict[str, Connector]:
-    """Each tool's connector. Raises SettingsError with every one that cannot be built."""
+def connect(
+    application: Application, client: httpx2.AsyncClient | None, clock: Clock, *, loses: Collection[str] = ()
+) -> dict[str, Connector]:
+    """Each tool's connector. `loses`: the tools whose answers a lab switch loses, which act in the sandbox.
+
+    Raises SettingsError with every one that cannot be built.
+    """
     connectors: dict[str, Connector] = {}
     faults = []
     for name, tool in application.tools.items():
@@ -43,7 +52,13 @@ def connect(application: Application, client: httpx2.AsyncClient | None) -> dict
             if client is None:
                 faults.append(f"TURNKEEPER_SANDBOX_URL: tools.{name} acts in the sandbox, so say where it is")
             else:
-                connectors[name] = SandboxConnector(client, tool.connector.sandbox)
+                lost = name in loses
+                connectors[name] = SandboxConnector(client, tool.connector.sandbox, loses_answers=lost)
+        if tool.connector.timer is not None:
+            connectors[name] = TimerConnector(tool.connector.timer.verb, clock)
+    for name in loses:
+        if name not in application.tools or application.tools[name].connector.sandbox is None:
+            faults.append(f"TURNKEEPER_LAB: {LOSE_ANSWER}: there is no tool {name} in the sandbox")
     if faults:
         raise SettingsError(faults)
     return connectors
@@ -58,7 +73,10 @@ async def build(rt: Runtime[ToolsSettings]) -> None:
     client = sandbox_client(settings.sandbox_url) if settings.sandbox_url else None
     if client is not None:
         rt.on_close(client.aclose)
-    _serve(rt, application, connect(application, client))
+    loses = settings.lab_values(LOSE_ANSWER)
+    for name in sorted(loses):
+        rt.log.warning("lab.on", switch=LOSE_ANSWER, tool=name)
+    _serve(rt, application, connect(application, client, rt.clock, loses=loses))
 
 
 def _serve(rt: Runtime[ToolsSettings], application: Application, connectors: Mapping[str, Connector]) -> None:
@@ -73,7 +91,7 @@ def _serve(rt: Runtime[ToolsSettings], application: Application, connectors: Map
         incarnation=secrets.token_hex(8),
         step_cap=application.session.caps.steps,
     )
-    answers = Answers(rt.composer, catalogue, settings.seals)
+    answers = Answers(rt.composer, catalogue, settings.keys_of_seals)
     executor = Executor(
         catalogue,
         ledger,
@@ -85,17 +103,30 @@ def _serve(rt: Runtime[ToolsSettings], application: Application, connectors: Map
         lease_grace_ms=round(settings.tools_lease_grace_seconds * 1000),
         store_back=rt.store.wait_back,
     )
+    reconciler = Reconciler(
+        catalogue, ledger, connectors, answers, metrics, clock=rt.clock, namespace=settings.namespace
+    )
     by_role = "authority_by_role" in settings.labs
-    handlers = ToolHandlers(catalogue, ledger, executor, answers, metrics, settings.seals, everybody_is_user=by_role)
+    handlers = ToolHandlers(
+        catalogue, ledger, executor, answers, reconciler, metrics, settings.keys_of_seals, everybody_is_user=by_role
+    )
     if by_role:
         rt.log.warning("lab.on", switch="authority_by_role")
-    sweeper = Sweeper(ledger, executor, metrics, rt.clock)
+    if application.session.observe:
+        rt.log.warning("observe.on", blocks="nothing")
+    sweeper = Sweeper(ledger, executor, reconciler, metrics, rt.clock)
     rt.consume(
         rt.topology.work_queue("tools"),
-        {RunStep: handlers.on_run_step, WithdrawOperation: handlers.on_withdraw_operation},
+        {
+            RunStep: handlers.on_run_step,
+            WithdrawOperation: handlers.on_withdraw_operation,
+            LookUpOperation: handlers.on_look_up_operation,
+        },
         prefetch=PREFETCH,
     )
     rt.every(settings.tools_sweep_seconds, sweeper.take_over_ended, "leases")
+    rt.every(settings.tools_sweep_seconds, sweeper.reconcile, "lookups")
+    rt.every(ASK_ABOUT_ALL_SECONDS, sweeper.ask_about_all, "unasked")
     rt.every(TRIM_SECONDS, sweeper.trim, "trim")
     rt.every(COUNT_SECONDS, sweeper.count_unknown, "unknown")
     rt.serve(create_app(Edge(catalogue, ledger, answers, _operators(settings), rt.clock)))

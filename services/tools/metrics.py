@@ -16,6 +16,7 @@ OUTCOMES = (
     "in_progress",
     "precondition_failed",
 )
+LOOKUPS = ("stands", "gone", "none", "silent")
 OTHER = "other"
 """The label of calls that name no tool of the application: their text is not ours to label with."""
 
@@ -31,10 +32,20 @@ class ToolMetrics:
         self.unknown = Gauge(
             "turnkeeper_tools_unknown", "Operations whose outcome is unknown: the one to page on", registry=registry
         )
+        self._lookups = Counter(
+            "turnkeeper_tools_lookups", "What destinations said of operations, by tool", ["tool", "found"],
+            registry=registry,
+        )  # fmt: skip
         for tool in (*self._tools, OTHER):
             for outcome in OUTCOMES:
                 self._operations.labels(tool, outcome)
+            for found in LOOKUPS:
+                self._lookups.labels(tool, found)
 
     def count(self, tool: str, outcome: str) -> None:
         """Count one answer."""
         self._operations.labels(tool if tool in self._tools else OTHER, outcome).inc()
+
+    def looked_up(self, tool: str, found: str) -> None:
+        """Count one look-up of an operation of this tool."""
+        self._lookups.labels(tool if tool in self._tools else OTHER, found).inc()

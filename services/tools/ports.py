@@ -26,6 +26,8 @@ class Work:
     claimed_at: int
     now: int
     """Store time of the claim, milliseconds (Unix)."""
+    origin: str = ""
+    """Kind, source and principal of the turn."""
 
     @property
     def member(self) -> str:
@@ -43,6 +45,7 @@ class Told:
     depth: int = 0
     trace: str = ""
     lab: bool = False
+    observed: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,8 @@ class Call:
     args: Mapping[str, JSON]
     key: str
     timeout: float
+    own_key: str = ""
+    """The operation's key within its session."""
 
 
 class Connector(Protocol):
@@ -120,9 +125,27 @@ class Ledger(Protocol):
         ...
 
     async def record(
-        self, work: Work, state: OperationState, result: JSON, reason: str, messages: Sequence[Outgoing], now: int
-    ) -> OperationState | None:
+        self, work: Work, state: OperationState, result: JSON, reason: str, messages: Sequence[Outgoing], now: int,
+        *, asked: bool = False,
+    ) -> OperationState | None:  # fmt: skip
         """Store an outcome with its messages. None when it counts, else the state that stands instead."""
+        ...
+
+    async def begin_lookup(
+        self, session: str, key: str, *, ask_ms: int, at_once: bool, now: int
+    ) -> Work | int | OperationState:
+        """Take the next look-up of an unknown operation, or when it is due, or the state of one that is known."""
+        ...
+
+    async def settle_lookup(
+        self, work: Work, state: OperationState, result: JSON, reason: str, messages: Sequence[Outgoing], *,
+        silent_ms: int, now: int,
+    ) -> str | None:  # fmt: skip
+        """Store what the destination said. None when it counts, else the state that stands instead, or "early"."""
+        ...
+
+    async def read(self, session: str, key: str) -> dict[str, str]:
+        """The fields of an operation as they are stored; none if it is absent."""
         ...
 
     async def withdraw(

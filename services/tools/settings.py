@@ -2,27 +2,19 @@
 
 from typing import Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from libs.contracts.origin import SealKeys
-from libs.runtime.settings import RuntimeSettings
+from libs.runtime.settings import SealedSettings
 
 
-class ToolsSettings(RuntimeSettings):
+class ToolsSettings(SealedSettings):
     """What the door needs beside the common settings."""
 
-    seal_keys: SecretStr = Field(description="Keys that seals are verified with, as id:base64, by commas; first signs")
     sandbox_url: str | None = Field(None, description="The sandbox, where tools act in it, such as http://host:8090")
     tools_lease_grace_seconds: float = Field(
         3.0, gt=0, le=600, description="How long a holder may be silent beyond its tool's timeout before it is gone"
     )
     tools_sweep_seconds: float = Field(1.0, gt=0, le=60, description="How often ended leases are looked for")
-
-    @field_validator("seal_keys")
-    @classmethod
-    def _readable(cls, text: SecretStr) -> SecretStr:
-        SealKeys.parse(text.get_secret_value())
-        return text
 
     @field_validator("sandbox_url")
     @classmethod
@@ -36,8 +28,3 @@ class ToolsSettings(RuntimeSettings):
         if self.tools_sweep_seconds > self.tools_lease_grace_seconds:
             raise ValueError("TURNKEEPER_TOOLS_SWEEP_SECONDS must not exceed TURNKEEPER_TOOLS_LEASE_GRACE_SECONDS")
         return self
-
-    @property
-    def seals(self) -> SealKeys:
-        """The parsed seal keys."""
-        return SealKeys.parse(self.seal_keys.get_secret_value())

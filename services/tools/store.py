@@ -25,6 +25,11 @@ BINDING_TTL_MS = 3 * DAY_MS
 """Bindings outlive the seals that they bind, which count for a day."""
 INDEX_MAX = 500
 TRIM_AGAIN_MS = 3_600_000
+LOOKUP_FIRST_WAIT_MS = 1_000
+LOOKUP_LONGEST_WAIT_MS = 300_000
+"""An operation that stays unknown is asked about ever more seldom, at last every five minutes."""
+BY_LOOKUP = "lookup"
+"""Who resolved an operation, where its destination said so."""
 _OWNERS_CACHED = 10_000
 _REASON_MAX = 500
 
@@ -32,6 +37,8 @@ _CLAIM = load_script("services.tools", "claim_operation")
 _RECORD = load_script("services.tools", "record_operation")
 _TAKE_OVER = load_script("services.tools", "take_over")
 _WITHDRAW = load_script("services.tools", "withdraw_operation")
+_BEGIN_LOOKUP = load_script("services.tools", "begin_lookup")
+_SETTLE_LOOKUP = load_script("services.tools", "settle_lookup")
 _RESOLVE = load_script("services.tools", "resolve_operation")
 _TRIM = load_script("services.tools", "trim_operation")
 _ANSWER = load_script("services.tools", "queue_answer")
@@ -96,6 +103,7 @@ class RedisLedger:
                 return Work(
                     session=session, key=call.key, operation=call.operation, tool=step.tool, args=step.args,
                     attempt=reply.int(0), owner=owner, context=told, claimed_at=now, now=now,
+                    origin=step.authority.principal,
                 )  # fmt: skip
             case "pending":
                 return Held(reply.text(0), reply.int(1), reply.int(2), reply.text(3))
@@ -149,22 +157,26 @@ class RedisLedger:
         return Work(
             session=session, key=key, operation=reply.text(0), tool=reply.text(1), args=orjson.loads(reply.raw(2)),
             context=_unpack(reply.raw(4)), attempt=reply.int(5), owner=owner, claimed_at=reply.int(6),
-            now=reply.int(7),
+            now=reply.int(7), origin=reply.text(8),
         )  # fmt: skip
 
     async def record(
-        self, work: Work, state: OperationState, result: JSON, reason: str, messages: Sequence[Outgoing], now: int
-    ) -> OperationState | None:
-        """Store an outcome with its messages and send them. None when it counts, else the state that stands."""
+        self, work: Work, state: OperationState, result: JSON, reason: str, messages: Sequence[Outgoing], now: int,
+        *, asked: bool = False,
+    ) -> OperationState | None:  # fmt: skip
+        """Store an outcome with its messages and send them. None when it counts, else the state that stands.
+
+        `asked`: the destination can be asked, should the outcome be unknown.
+        """
         keys = [
             self._operation(work.session, work.key),
             self._keys.of_session_partition("lease", work.session),
-            self._keys.of_session_partition("unknown", work.session),
+            *self._doubts(work.session),
             *self._outbox.keys(work.session),
         ]
         args: list[Arg] = [
             now, work.owner, state, orjson.dumps(result), reason[:_REASON_MAX], work.member, RETENTION_MS,
-            *self._outbox.args(messages),
+            "1" if asked else "", *self._outbox.args(messages),
         ]  # fmt: skip
         reply = await self._store.run(_RECORD, keys, args)
         if reply.tag == "fenced":
@@ -195,16 +207,58 @@ class RedisLedger:
         await self._store.run(_ANSWER, self._outbox.keys(session), [now, *self._outbox.args(messages)])
         self._outbox.post(session, messages)
 
+    async def begin_lookup(
+        self, session: str, key: str, *, ask_ms: int, at_once: bool, now: int
+    ) -> Work | int | OperationState:
+        """Take the next look-up of an unknown operation, which may last `ask_ms`; `at_once` also before it is due.
+
+        Else when it is due (milliseconds), or the state of one that is not unknown.
+        """
+        self._takes += 1
+        token = self._token(f"ask-{self._takes}")
+        keys = [self._operation(session, key), self._keys.of_session_partition("lookup", session)]
+        args: list[Arg] = [
+            now, f"{session}:{key}", token, ask_ms, LOOKUP_FIRST_WAIT_MS, LOOKUP_LONGEST_WAIT_MS, "1" if at_once else ""
+        ]  # fmt: skip
+        reply = await self._store.run(_BEGIN_LOOKUP, keys, args)
+        if reply.tag == "later":
+            return reply.int(0)
+        if reply.tag == "known":
+            return cast(OperationState, reply.text(0))
+        return Work(
+            session=session, key=key, operation=reply.text(0), tool=reply.text(1), args=orjson.loads(reply.raw(2)),
+            context=_unpack(reply.raw(4)), attempt=reply.int(5), owner=token, claimed_at=reply.int(6),
+            now=reply.int(7), origin=reply.text(8),
+        )  # fmt: skip
+
+    async def settle_lookup(
+        self, work: Work, state: OperationState, result: JSON, reason: str, messages: Sequence[Outgoing], *,
+        silent_ms: int, now: int,
+    ) -> str | None:  # fmt: skip
+        """What the destination said when it was asked at `work.now`. None when it counts, else the state that stands,
+        or "early": a holder's call may still arrive within `silent_ms` after its lease."""
+        keys = [self._operation(work.session, work.key), *self._doubts(work.session), *self._outbox.keys(work.session)]
+        args: list[Arg] = [
+            now, state, orjson.dumps(result), reason[:_REASON_MAX], BY_LOOKUP, work.member, RETENTION_MS, work.now,
+            silent_ms, *self._outbox.args(messages),
+        ]  # fmt: skip
+        reply = await self._store.run(_SETTLE_LOOKUP, keys, args)
+        if reply.tag == "resolved":
+            self._outbox.post(work.session, messages)
+            return None
+        return reply.text(0) if reply.tag == "known" else "early"
+
+    async def ask_again(self, session: str, key: str, now: int) -> None:
+        """Have an unknown operation asked about that nobody asks about. Nothing changes where somebody does."""
+        lookup = self._keys.of_session_partition("lookup", session)
+        await self._store.command("ZADD", lookup, "NX", now, f"{session}:{key}")
+
     async def resolve(
         self, session: str, key: str, state: OperationState, note: str, operator: str, messages: Sequence[Outgoing],
         now: int,
     ) -> str | None:  # fmt: skip
         """An operator's word on what is unknown. None when it counts, else the state that stands or "absent"."""
-        keys = [
-            self._operation(session, key),
-            self._keys.of_session_partition("unknown", session),
-            *self._outbox.keys(session),
-        ]
+        keys = [self._operation(session, key), *self._doubts(session), *self._outbox.keys(session)]
         args: list[Arg] = [
             now, state, note[:_REASON_MAX], operator, f"{session}:{key}", RETENTION_MS, *self._outbox.args(messages)
         ]  # fmt: skip
@@ -220,7 +274,7 @@ class RedisLedger:
         await self._store.run(_TRIM, keys, [now, f"{session}:{key}", TRIM_AGAIN_MS])
 
     async def due(self, family: str, now: int, limit: int) -> list[tuple[str, str]]:
-        """(session, key) of what is due in `lease` or `trim`, `limit` a partition, in all partitions."""
+        """(session, key) of what is due in `lease`, `lookup` or `trim`, `limit` a partition, in all partitions."""
         ranges = await asyncio.gather(
             *(
                 self._store.command("ZRANGEBYSCORE", self._in(family, number), "-inf", now, "LIMIT", 0, limit)
@@ -267,6 +321,10 @@ class RedisLedger:
     def _operation(self, session: str, key: str) -> str:
         return self._keys.of_session("operation", session, key)
 
+    def _doubts(self, session: str) -> list[str]:
+        """Where an operation is listed whose outcome is unknown."""
+        return [self._keys.of_session_partition(family, session) for family in ("unknown", "lookup")]
+
     def _in(self, family: str, partition: int) -> str:
         return self._keys.in_partition(family, partition)
 
@@ -283,7 +341,7 @@ def _known(reply: Reply) -> Known:
 
 
 def _pack(told: Told) -> bytes:
-    return orjson.dumps([told.call, told.correlation, told.depth, told.trace, told.lab])
+    return orjson.dumps([told.call, told.correlation, told.depth, told.trace, told.lab, told.observed])
 
 
 def _unpack(raw: bytes) -> Told:

@@ -2,6 +2,7 @@
 
 import json
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -98,6 +99,29 @@ def test_from_an_event_on_the_exchange_to_one_effect(told: Run, session: str) ->
     ]
     shown = next(one for one in told("sessions") if one["session"] == session)
     assert (shown["owner"], shown["turn"], shown["open_actions"]) == ("ana", None, [])
+
+
+def test_a_session_is_replayed_by_todays_rules_and_by_others(
+    told: Run, session: str, stack: Stack, tmp_path: Path
+) -> None:
+    ask(told, session)
+    told("accept", session, "A1", "--as", "ana")
+    eventually_sync(lambda: kinds(told, session).count("turn.done") == 2)
+    (summary,) = told("replay", session)
+    assert summary["differences"] == 0
+    assert summary["replayed"] == summary["recorded"] > 5
+    assert told("replay", session, "--plan-again") == [summary]
+    shutil.copytree(stack.config.parent, tmp_path / "next")
+    rules = tmp_path / "next" / "rules.yaml"
+    text = rules.read_text()
+    assert "reserve_table, args: {party" in text
+    rules.write_text(text.replace("reserve_table, args: {party", "sunset, args: {x"))
+    config = str(tmp_path / "next" / stack.config.name)
+    assert told("replay", session, "--config", config) == [summary], "plans are those of the record"
+    *found, summary = told("replay", session, "--config", config, "--plan-again", status=1)
+    assert summary["differences"] > 0
+    assert found[0]["version"] == 0
+    assert "turn.failed" in str(found)
 
 
 def test_a_declined_question_does_nothing(told: Run, session: str) -> None:

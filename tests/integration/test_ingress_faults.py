@@ -24,11 +24,11 @@ from tests.support.ingress_process import (
     PARTITIONS,
     IngressProcess,
     environment,
-    free_port,
     signed,
     start_ingress,
 )
 from tests.support.proxy import Proxy
+from turnkeeper.ports import free_port
 
 
 async def test_a_lost_reply_to_admit_is_recognised_by_its_own_token(redis_url: str, namespace: str) -> None:
@@ -221,6 +221,13 @@ def test_every_source_that_cannot_be_verified_stops_the_start_and_no_secret_is_s
     assert "sources.empty.dedupe.window" in told
     assert "c2hvcnQ" not in told
     assert "Traceback" not in told
+
+
+def test_no_sender_may_take_the_name_of_what_timers_fire(tmp_path: Path) -> None:
+    application = {**APPLICATION, "sources": {**APPLICATION["sources"]}}
+    application["sources"]["timer"] = application["sources"]["direct"]
+    told = refused_start(tmp_path, application)
+    assert "sources.timer: this name is kept for what timers fire" in told
 
 
 def test_settings_that_are_wrong_are_told_all_at_once_without_their_values(tmp_path: Path) -> None:

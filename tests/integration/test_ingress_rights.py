@@ -14,7 +14,7 @@ from libs.contracts.keys import acl_rules
 from libs.runtime.connections import connect_redis, with_password
 from services.ingress.domain import Misfit
 from tests.support.eventually import eventually_sync
-from tests.support.ingress import NOW, an_event, ingress_replica
+from tests.support.ingress import NOW, Replica, a_stop, a_timer, an_event, ingress_replica
 
 
 async def test_all_that_ingress_does_fits_into_its_redis_rights(redis_url: str, namespace: str) -> None:
@@ -46,11 +46,26 @@ async def test_all_that_ingress_does_fits_into_its_redis_rights(redis_url: str, 
             await one.forgetting.flush()
             await one.sweepers.relay()
             await one.sweepers.trim()
+            await _timers(one)
             await one.store.tell("s1", [message for _, message in one.outbox.posted[:1]], NOW)
             assert await one.store.record("restaurant", body.id, NOW, body.window_ms) is not None
     finally:
         await admin.execute_command("ACL", "DELUSER", user)
         await admin.aclose()
+
+
+async def _timers(one: Replica) -> None:
+    """Set, refused, fired, skipped, stopped, listed."""
+    for id, more in (("fires", {}), ("skips", {"misfire": "skip"}), ("ends", {}), ("refused", {"rule": "FREQ=NEVER"})):
+        message = a_timer(id, **more)
+        await one.handler.on_set_timer(message, one.context(message))
+    end = a_stop("ends")
+    await one.handler.on_stop_timer(end, one.context(end))
+    assert [timer.timer for timer in await one.timers.of_session("s1")] == ["fires", "skips"]
+    one.clock.now = NOW + 120_000
+    await one.firing.sweep()
+    assert await one.timers.time() > 0
+    assert one.timers_counted() == {"set": 3, "refused": 1, "stopped": 1, "fired": 1, "skipped": 1}
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The session service as a process on real servers: doorbells, replicas, drains, and starts that are refused."""
 
 import asyncio
+import hashlib
 import signal
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import httpx2
 import jwt
 import pytest
 
+from services.session.record import Record
+from services.session.replay import Replay, rules_of
 from tests.support.eventually import eventually
 from tests.support.session_process import (
     APPLICATION,
@@ -113,6 +116,65 @@ async def test_bodies_are_gone_once_their_turn_ended(replicas, near):
     said = await near.say("s1", "hello")
     await near.all_became([said])
     assert await near.redis.hlen(near.keys.of_session("inbox", "s1")) == 0
+
+
+OPERATOR = "operator-token-of-the-test"
+
+
+@pytest.fixture
+def recorded(environ):
+    """What a replica that an operator may ask is told."""
+    return {"TURNKEEPER_OPERATOR_TOKENS": f"op:read:{hashlib.sha256(OPERATOR.encode()).hexdigest()}"}
+
+
+async def asked(replica, path):
+    headers = {"authorization": f"Bearer {OPERATOR}"}
+    async with httpx2.AsyncClient(timeout=5) as client:
+        answer = await client.get(replica.base + path, headers=headers)
+    assert answer.status_code == 200
+    return answer
+
+
+async def test_what_was_committed_can_be_decided_again_from_its_record(replicas, near, recorded, tmp_path):
+    """Over a hand-over too: the second owner's entries follow the first's."""
+    first = await replicas("0", **recorded).ready()
+    said = await near.say("s1", "book 4")
+    ((_, run),) = await near.runs(1)
+    assert first.kill(signal.SIGTERM) == 0
+    second = await replicas("1", **recorded).ready()
+    await near.answer("s1", run)
+    event = await near.append("s1", "event", {"data": {"n": "4"}})
+    await near.ring(event, await near.say("s1", "hello"))
+    await near.all_became([said, event])
+    record = Record.model_validate_json((await asked(second, "/v1/sessions/s1/record")).content)
+    assert record.version == len(record.entries) >= 4
+    assert [entry.before is not None for entry in record.entries] == [True] + [False] * (record.version - 1)
+    found = await Replay(record, rules_of(tmp_path / "turnkeeper.yaml")).run()
+    assert found.findings == []
+    assert found.replayed == record.version
+    assert await near.redis.pttl(near.keys.of_session("record", "s1")) > 0
+
+
+async def test_only_an_operator_reads_the_record_and_the_history(replicas, near, recorded):
+    replica = await replicas(**recorded).ready()
+    await near.all_became([await near.say("s1", "hello")])
+    for path in ("/v1/sessions/s1/record", "/v1/sessions/s1/history"):
+        assert (await replica.get(path, "ana")).status_code == 401
+        assert (await replica.get(path)).status_code == 401
+    roles = [message["role"] for message in (await asked(replica, "/v1/sessions/s1/history")).json()["messages"]]
+    assert roles == ["system", "user", "assistant"]
+
+
+async def test_a_service_that_is_told_not_to_record_does_not_and_later_begins_with_a_state(replicas, near, recorded):
+    silent = await replicas("0", TURNKEEPER_SESSION_RECORD="false", **recorded).ready()
+    await near.all_became([await near.say("s1", "hello")])
+    assert (await asked(silent, "/v1/sessions/s1/record")).json()["entries"] == []
+    silent.kill(signal.SIGTERM)
+    replica = await replicas("1", **recorded).ready()
+    await near.all_became([await near.say("s1", "again")])
+    (entry,) = (await asked(replica, "/v1/sessions/s1/record")).json()["entries"]
+    assert entry["version"] == 1
+    assert entry["before"]["applied"] == 1
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ The services here are stand-ins that answer `/readyz` and tell their environment
 and ends them.
 """
 
+import contextlib
 import http.client
 import json
 import os
@@ -287,12 +288,24 @@ def test_what_the_services_would_stumble_over_is_told_before_anything_is_made(
 
 
 def test_a_taken_port_is_named_before_anything_starts(application: Path, tmp_path: Path) -> None:
+    base = free_ports(3)
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        taken.bind(("127.0.0.1", base + 2))
         taken.listen(1)
-        port = taken.getsockname()[1]
-        with pytest.raises(StackError, match=f"port {port} for consent-0 is taken: choose another --port-base"):
-            stack.start_stack(tmp_path / "state", port_base=port - 2, config=application)
+        with pytest.raises(StackError, match=f"port {base + 2} for consent-0 is taken: choose another --port-base"):
+            stack.start_stack(tmp_path / "state", port_base=base, config=application)
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports in a row that are free."""
+    while True:
+        with contextlib.ExitStack() as taken, contextlib.suppress(OSError):
+            first = taken.enter_context(socket.socket())
+            first.bind(("127.0.0.1", 0))
+            base: int = first.getsockname()[1]
+            for port in range(base + 1, base + count):
+                taken.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return base
 
 
 @pytest.mark.parametrize(

@@ -286,12 +286,12 @@ async def test_a_holder_that_comes_back_late_says_nothing(door: Door, redis_url:
 async def test_an_outcome_is_kept_until_the_store_takes_it(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     real, failures = door.ledger.record, 2
 
-    async def away(*args: object) -> object:
+    async def away(*args: object, **options: object) -> object:
         nonlocal failures
         if failures:
             failures -= 1
             raise StoreAway("away")
-        return await real(*args)  # type: ignore[arg-type]
+        return await real(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(door.ledger, "record", away)
     await door.send(step(now=door.clock.now))

@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 
 from libs.contracts.codec import BUNDLE_TYPE, decode, join, split
 from libs.contracts.keys import Keys
-from libs.contracts.tools import RunStep, StepFinished
+from libs.contracts.tools import RunStep, StepFinished, WithdrawOperation
 from libs.contracts.topology import Topology
 from libs.runtime.clock import SystemClock
 from libs.runtime.composer import Composer
@@ -38,7 +38,7 @@ class DoorProcess:
 
     def __init__(self, environment: dict[str, str], topology: Topology, folder: Path) -> None:
         self.port = free_port()
-        self._environment = {**os.environ, **environment, "TURNKEEPER_HTTP_PORT": str(self.port)}
+        self.environment = {**os.environ, **environment, "TURNKEEPER_HTTP_PORT": str(self.port)}
         self._topology = topology
         self._composer = Composer(topology, SystemClock())
         self.log = folder / "door.log"
@@ -50,7 +50,7 @@ class DoorProcess:
         with self.log.open("ab") as log:
             command = [sys.executable, "-m", "services.tools"]
             self.process = await asyncio.to_thread(
-                subprocess.Popen, command, env=self._environment, stdout=log, stderr=log
+                subprocess.Popen, command, env=self.environment, stdout=log, stderr=log
             )
         await eventually(self.ready, within=30)
 
@@ -71,7 +71,7 @@ class DoorProcess:
         self.process.send_signal(number)
         return self.process.wait(20)
 
-    async def send(self, message: RunStep, session: str = "s1") -> None:
+    async def send(self, message: RunStep | WithdrawOperation, session: str = "s1") -> None:
         outgoing = self._composer.compose(message, session=session, id_parts=(message.operation,))
         exchange = await self.channel.get_exchange(outgoing.exchange)
         bundle = aio_pika.Message(join([outgoing.body]), content_type=BUNDLE_TYPE, delivery_mode=2, priority=0)
@@ -80,12 +80,13 @@ class DoorProcess:
     async def heard(self, message: aio_pika.abc.AbstractIncomingMessage) -> None:
         for member in split(message.body):
             _, answer = decode(member)
-            assert isinstance(answer, StepFinished)
-            self.answers.append(answer)
+            if isinstance(answer, StepFinished):
+                self.answers.append(answer)
 
-    async def answered(self, operation: str) -> StepFinished:
+    async def answered(self, operation: str, state: str = "") -> StepFinished:
         def found() -> StepFinished | None:
-            return next((answer for answer in self.answers if answer.operation == operation), None)
+            fits = (one for one in self.answers if one.operation == operation and state in ("", one.state))
+            return next(fits, None)
 
         answer = await eventually(found, within=30)
         assert answer is not None
@@ -178,10 +179,60 @@ async def test_a_sandbox_that_is_not_there_releases_the_key(door: DoorProcess, s
     assert (await door.answered("O2")).state == "committed"
 
 
+@pytest.mark.parametrize("first", ["withdrawal", "call"])
+async def test_of_withdrawal_and_call_the_first_counts_however_often_both_come(
+    door: DoorProcess, sandbox: SandboxProcess, first: str
+) -> None:
+    call = step("reserve_table", TABLE, now=now())
+    wish = WithdrawOperation(operation="O1", key=call.key, not_after=call.not_after)
+    order: list[RunStep | WithdrawOperation] = [wish, call] if first == "withdrawal" else [call, wish]
+    await door.send(order[0])
+    await door.answered("O1")
+    for message in (*order, *reversed(order)):
+        await door.send(message)
+    await door.send(step("text_group", {"text": "last"}, now=now(), key="last", operation="O9"))
+    await door.answered("O9")
+    states = {answer.state for answer in door.answers if answer.operation == "O1"}
+    acted = [entry["collection"] for entry in sandbox.entries()]
+    if first == "withdrawal":
+        assert (states, acted) == ({"withdrawn"}, ["messages"])
+    else:
+        assert (states, acted) == ({"committed"}, ["reservations", "messages"])
+
+
+async def test_a_lost_answer_is_looked_up_and_the_table_booked_once(door: DoorProcess, sandbox: SandboxProcess) -> None:
+    await asyncio.to_thread(door.end, signal.SIGTERM)
+    door.environment |= {"TURNKEEPER_LAB": "lose_answer:reserve_table", "TURNKEEPER_LAB_DEMO": "1"}
+    await door.start()
+    await door.send(step("reserve_table", TABLE, now=now()))
+    assert (await door.answered("O1", "unknown")).reason == "lab: the connection was cut: ReadError"
+    found = await door.answered("O1", "committed")
+    assert found.result == {"id": "R1", **TABLE}
+    assert [entry["collection"] for entry in sandbox.entries()] == ["reservations"]
+    metrics = (await door.get("/metrics")).text
+    assert 'turnkeeper_tools_lookups_total{found="stands",tool="reserve_table"} 1.0' in metrics
+
+
 async def test_a_door_that_is_asked_to_stop_drains_and_ends_well(door: DoorProcess) -> None:
     await door.send(step("reserve_table", TABLE, now=now()))
     await door.answered("O1")
     assert await asyncio.to_thread(door.end, signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize("lab, told", [
+    ("lose_answer:sunset", "there is no tool sunset in the sandbox"),
+    ("lose_answer", "there are no lab switches lose_answer"),
+])  # fmt: skip
+def test_an_answer_can_be_lost_where_there_is_one(lab: str, told: str) -> None:
+    environment = {
+        **os.environ, "TURNKEEPER_REDIS_URL": "redis://127.0.0.1:1/0", "TURNKEEPER_AMQP_URL": "amqp://127.0.0.1:1/",
+        "TURNKEEPER_SEAL_KEYS": SEALS, "TURNKEEPER_CONFIG": str(DINNER), "TURNKEEPER_LAB": lab,
+        "TURNKEEPER_LAB_DEMO": "1", "TURNKEEPER_SANDBOX_URL": "http://127.0.0.1:1",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "services.tools"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+    assert ended.returncode != 0
+    assert told in ended.stderr
 
 
 def test_wrong_settings_stop_the_start_with_every_fault_and_no_secret(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from libs.contracts.consent import ActionAsked, ActionNotAsked, CancelAction
+from libs.contracts.consent import ActionAsked, ActionClosed, ActionNotAsked, CancelAction, SupersedeActions
 from libs.contracts.keys import acl_rules
 from libs.contracts.origin import Seal, seal_is_valid
 from libs.contracts.session import Step
@@ -131,6 +131,132 @@ async def test_a_session_lists_its_newest_two_hundred_actions(world):
     await world.ask(issue())
     assert await world.redis.zcard(key) == 200
     assert await world.redis.zscore(key, "A1") is not None
+
+
+# issue in the place of another
+
+
+def fresh(action="A2", *replaced: str, **more):
+    return issue(action, supersedes=replaced or ("A1",), **more)
+
+
+async def test_a_question_that_takes_anothers_place_closes_it_in_the_same_step(world):
+    await world.ask(issue())
+    assert await world.ask(fresh()) == "handled"
+    assert [await world.field(action, "state") for action in ("A1", "A2")] == ["superseded", "pending"]
+    assert world.outbox.bodies(ActionClosed) == [{"action": "A1", "state": "superseded", "reason": "superseded by A2"}]
+    messages, _ = world.outbox.keys("s1")
+    assert {id.decode() for id in await world.redis.hkeys(messages)} == {sent.id for sent in world.outbox.posted}
+    assert (await decide(world)).outcome == "superseded"
+    assert (await decide(world, action="A2")).outcome == "accepted"
+    assert world.count("actions_total", outcome="superseded") == 1
+
+
+async def test_nothing_is_opened_in_the_place_of_what_was_accepted_meanwhile(world):
+    await world.ask(issue())
+    await world.ask(issue("A2"))
+    await decide(world)
+    assert await world.ask(fresh("A3", "A2", "A1")) == "refused"
+    assert world.outbox.bodies(ActionNotAsked) == [{"action": "A3", "reason": "A1 was accepted meanwhile"}]
+    assert [await world.field(action, "state") for action in ("A1", "A2", "A3")] == ["accepted", "pending", "not_asked"]
+    assert world.outbox.bodies(ActionClosed) == []
+    messages, _ = world.outbox.keys("s1")
+    assert {id.decode() for id in await world.redis.hkeys(messages)} == {sent.id for sent in world.outbox.posted}
+    assert world.count("actions_total", outcome="superseded") == 0
+
+
+async def test_what_was_declined_expired_or_closed_gives_no_reason_not_to_ask(world):
+    await world.ask(issue())
+    await decide(world, "decline")
+    assert await world.ask(fresh()) == "handled"
+    assert await world.field("A1", "state") == "declined"
+    assert world.outbox.bodies(ActionClosed) == []
+
+
+async def test_a_question_is_never_asked_once_its_successor_was(world):
+    assert await world.ask(fresh()) == "handled"
+    assert 0 < await world.redis.pttl(world.keys.of_session("action", "s1", "A1")) <= 30 * DAY_MS
+    assert await world.ask(issue()) == "refused"
+    assert [asked["action"] for asked in world.outbox.bodies(ActionAsked)] == ["A2"]
+
+
+async def test_a_question_that_gives_way_does_not_count_against_the_cap(world):
+    for number in range(1, 4):
+        await world.ask(issue(f"A{number}"))
+    assert await world.ask(fresh("A4", "A2")) == "handled"
+    assert await world.ask(issue("A5")) == "refused"
+
+
+async def test_a_question_stays_open_where_its_successor_may_not_be_asked(world):
+    for number in range(1, 4):
+        await world.ask(issue(f"A{number}"))
+    await world.ask(issue("A4", origin=CINEMA))
+    assert await world.ask(fresh("A5", "A4")) == "refused"
+    assert await world.field("A4", "state") == "pending"
+    assert world.outbox.bodies(ActionClosed) == []
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+async def test_a_lost_reply_of_taking_a_place_is_recognised_as_our_own(world, accepted):
+    await world.ask(issue())
+    if accepted:
+        await decide(world)
+    context = world.context(fresh())
+    first = await world.handlers._issue(fresh(), context, "n")
+    before, posted = await world.dump(), len(world.outbox.posted)
+    assert await world.handlers._issue(fresh(), context, "n") == first
+    assert await world.dump() == before
+    again = [sent.id for sent in world.outbox.posted[posted:]]
+    assert again == [sent.id for sent in world.outbox.posted[posted - len(again) : posted]]
+    assert await world.ask(fresh()) == "repeated"
+    assert await world.dump() == before
+
+
+async def test_accepting_and_taking_the_place_at_once_never_leave_both_to_run(world):
+    for round in range(12):
+        old, new = f"A{2 * round + 1}", f"A{2 * round + 2}"
+        await world.ask(issue(old))
+        decided, _ = await asyncio.gather(decide(world, action=old), world.ask(fresh(new, old)))
+        states = [await world.field(action, "state") for action in (old, new)]
+        assert states == (["accepted", "not_asked"] if decided.receipt else ["superseded", "pending"])
+        await decide(world, "decline", action=new)
+
+
+# supersede
+
+
+async def supersede(world: World, *actions: str):
+    message = SupersedeActions(actions=actions, reason="newer")
+    return await world.handlers.on_supersede_actions(message, world.context(message))
+
+
+async def test_open_questions_are_superseded_and_what_was_decided_stays(world):
+    for number in range(1, 4):
+        await world.ask(issue(f"A{number}"))
+    await decide(world)
+    assert await supersede(world, "A1", "A2", "A3") == "handled"
+    assert [await world.field(f"A{number}", "state") for number in range(1, 4)] == ["accepted"] + ["superseded"] * 2
+    assert [closed["action"] for closed in world.outbox.bodies(ActionClosed)] == ["A2", "A3"]
+    assert world.count("actions_total", outcome="superseded") == 2
+    before = await world.dump()
+    assert await supersede(world, "A1", "A2", "A3") == "repeated"
+    assert await world.dump() == before
+    assert world.count("actions_total", outcome="superseded") == 2
+
+
+async def test_superseded_before_it_is_asked_means_never_asked_and_is_told(world):
+    assert await supersede(world, "A1") == "handled"
+    assert await world.ask(issue()) == "refused"
+    assert world.outbox.bodies(ActionClosed) == [{"action": "A1", "state": "superseded", "reason": "newer"}]
+    assert await world.ask(fresh()) == "handled"
+
+
+async def test_superseding_what_was_accepted_changes_nothing(world):
+    await world.ask(issue())
+    await decide(world)
+    before = await world.dump()
+    assert await supersede(world, "A1") == "refused"
+    assert await world.dump() == before
 
 
 # redeem

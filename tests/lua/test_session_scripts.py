@@ -24,17 +24,18 @@ class Commits:
         self.names += [
             self.keys.of_session_partition("deadline", "s1"),
             *self.keys.outbox("session", self.keys.partition("s1")),
+            of("record", "s1"),
         ]
         self.bucket = self.keys.outcome_bucket("s1", "i1", 0)
 
     async def run(
-        self, version, commit="c", *, state="{}", now=1_000, deadline="", kept=(3, 2), lines=(), history=(), trimmed=(),
-        outcomes=(), messages=(),
+        self, version, commit="c", *, state="{}", now=1_000, deadline="", kept=(3, 2, 2), lines=(), history=(),
+        record=(), trimmed=(), outcomes=(), messages=(),
     ):  # fmt: skip
-        told = [part for id, value in outcomes for part in (8, id, value)]
+        told = [part for id, value in outcomes for part in (9, id, value)]
         packed = [part for message in messages for part in message]
         args = [version, commit, state, now, deadline, "s1", TTL_MS, *kept, len(lines), *lines, len(history), *history]
-        args += [len(trimmed), *trimmed, len(outcomes), *told, len(messages), *packed]
+        args += [len(record), *record, len(trimmed), *trimmed, len(outcomes), *told, len(messages), *packed]
         reply = await self.store.run(COMMIT, [*self.names, self.bucket], args)
         return reply.tag, reply.int(0)
 
@@ -55,19 +56,20 @@ async def commits(redis_url, namespace):
 
 
 FULL = {
-    "state": '{"a":1}', "deadline": 5_000, "lines": ["l1", "l2"], "history": ["h1"], "trimmed": [1],
-    "outcomes": [("i1", "s1 1 acted")], "messages": [("m1", b"\x00body"), ("m2", "x")],
+    "state": '{"a":1}', "deadline": 5_000, "lines": ["l1", "l2"], "history": ["h1"], "record": ["r1"],
+    "trimmed": [1], "outcomes": [("i1", "s1 1 acted")], "messages": [("m1", b"\x00body"), ("m2", "x")],
 }  # fmt: skip
 
 
 async def test_a_first_commit_writes_every_part(commits):
-    state, timeline, history, inbox, deadline, messages, due = commits.names
+    state, timeline, history, inbox, deadline, messages, due, record = commits.names
     await commits.redis.hset(inbox, mapping={1: "one", 2: "two"})
     assert await commits.run(0, **FULL) == ("committed", 1)
     redis = commits.redis
     assert await redis.hgetall(state) == {b"v": b"1", b"c": b"c", b"d": b'{"a":1}', b"e": b"0"}
     assert await redis.lrange(timeline, 0, -1) == [b"l1", b"l2"]
     assert await redis.lrange(history, 0, -1) == [b"h1"]
+    assert await redis.lrange(record, 0, -1) == [b"r1"]
     assert await redis.hgetall(inbox) == {b"2": b"two"}
     assert await redis.zrange(deadline, 0, -1, withscores=True) == [(b"s1", 5_000)]
     assert await redis.hgetall(messages) == {b"m1": b"\x00body", b"m2": b"x"}
@@ -103,9 +105,11 @@ async def test_an_older_commit_of_ours_is_a_conflict_once_another_followed(commi
     assert await commits.run(0, "a") == ("conflict", 2)
 
 
-async def test_lines_and_history_keep_the_newest(commits):
-    await commits.run(0, lines=["1", "2"], history=["1", "2"])
-    await commits.run(1, "d", lines=["3", "4"], history=["3"])
+async def test_lines_history_and_record_keep_the_newest(commits):
+    await commits.run(0, lines=["1", "2"], history=["1", "2"], record=["1"])
+    await commits.run(1, "d", lines=["3", "4"], history=["3"], record=["2"])
+    await commits.run(2, "e", record=["3"])
+    assert await commits.redis.lrange(commits.names[7], 0, -1) == [b"2", b"3"]
     assert await commits.redis.lrange(commits.names[1], 0, -1) == [b"2", b"3", b"4"]
     assert await commits.redis.lrange(commits.names[2], 0, -1) == [b"2", b"3"]
 
@@ -118,26 +122,26 @@ async def test_a_commit_without_a_deadline_takes_the_session_off_the_index(commi
 
 async def test_every_key_of_a_session_has_an_end(commits):
     await commits.run(0, **FULL)
-    for key in (*commits.names[:3], commits.bucket):
+    for key in (*commits.names[:3], commits.names[7], commits.bucket):
         assert 0 < await commits.redis.pttl(key) <= TTL_MS, key
 
 
 async def test_the_span_of_a_session_is_set_anew_once_a_day(commits):
     day = 86_400_000
     await commits.run(0, **FULL)
-    for key in commits.names[:3]:
+    for key in (*commits.names[:3], commits.names[7]):
         await commits.redis.pexpire(key, 60_000)
     await commits.run(1, "d", now=day - 1, lines=["l"])
     assert await commits.redis.pttl(commits.names[0]) <= 60_000
     await commits.run(2, "e", now=day)
-    for key in commits.names[:3]:
+    for key in (*commits.names[:3], commits.names[7]):
         assert await commits.redis.pttl(key) > 60_000, key
 
 
 async def test_a_list_that_begins_later_has_an_end_too(commits):
     await commits.run(0)
-    await commits.run(1, "d", lines=["l"], history=["h"])
-    for key in commits.names[1:3]:
+    await commits.run(1, "d", lines=["l"], history=["h"], record=["r"])
+    for key in (*commits.names[1:3], commits.names[7]):
         assert 0 < await commits.redis.pttl(key) <= TTL_MS, key
 
 

@@ -23,6 +23,7 @@ from services.tools.store import RedisLedger
 from tests.support.door import HOUR_MS, SEAL_KEYS, Door, open_door, seal, step
 
 LEASE_MS = 5_000
+SILENT_MS = 1_000
 KEYS = ("k1", "k2", "k3", "k4")
 TOOLS = ("book", "mail")
 STATES = ("committed", "refused", "failed", "unknown")
@@ -231,6 +232,26 @@ class KeyLedger(RuleBasedStateMachine):
             model.state, model.resolved = state, True
         elif not (model.resolved and model.state == state):
             assert stands == model.state
+
+    @rule(key=st.sampled_from(KEYS), replica=st.sampled_from("ab"), said=st.sampled_from(["found", "none", "silent"]))
+    def look_up(self, key: str, replica: str, said: str) -> None:
+        """A replica asks the destination what became of it."""
+        model, ledger = self.models[key], self.ledgers[replica]
+        begun = self.run(ledger.begin_lookup("s1", key, ask_ms=1000, at_once=True, now=self.now))
+        if model.state != "unknown":
+            assert begun == model.state
+            return
+        assert isinstance(begun, Work)
+        assert begun.now == self.now
+        if said == "silent":
+            return
+        state: Any = "committed" if said == "found" else "failed"
+        early = state == "failed" and self.now <= model.lease_until + SILENT_MS
+        for _ in range(2):
+            settled = self.run(ledger.settle_lookup(begun, state, None, "", [], silent_ms=SILENT_MS, now=self.now))
+            assert settled == ("early" if early else None)
+        if not early:
+            model.state, model.resolved = state, True
 
     @rule(key=st.sampled_from(KEYS))
     def trim(self, key: str) -> None:

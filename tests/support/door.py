@@ -16,7 +16,7 @@ from libs.contracts.envelope import Envelope, Message
 from libs.contracts.ids import derive_id
 from libs.contracts.keys import Keys
 from libs.contracts.origin import Origin, Seal, SealKeys, make_seal
-from libs.contracts.tools import RunStep, StepFinished, WithdrawOperation, action_key
+from libs.contracts.tools import LookedUp, LookUpOperation, RunStep, StepFinished, WithdrawOperation, action_key
 from libs.contracts.topology import Topology
 from libs.runtime.batch import Store
 from libs.runtime.composer import Composer
@@ -26,11 +26,13 @@ from libs.runtime.outbox import Outbox
 from libs.runtime.publisher import Outgoing
 from libs.runtime.settle import Outcome as Settled
 from services.tools.answers import Answers
+from services.tools.connectors.timer import TimerConnector
 from services.tools.domain import Catalogue, Committed, Outcome
 from services.tools.execution import Executor
 from services.tools.handlers import ToolHandlers
+from services.tools.lookups import Reconciler
 from services.tools.metrics import ToolMetrics
-from services.tools.ports import Call
+from services.tools.ports import Call, Connector
 from services.tools.store import RedisLedger
 from services.tools.sweeper import Sweeper
 
@@ -39,7 +41,7 @@ USER = Origin(kind="user", source="app", principal="ana", verified="user-token")
 RESTAURANT = Origin(kind="webhook", source="restaurant", principal="restaurant", verified="standard-webhooks")
 HOUR_MS = 3_600_000
 
-_TOOLS: dict[str, Any] = {
+_TOOLS: dict[str, Any] = {  # their timeouts are one second, their leases four
     "book": {
         "keyed": {"for": "24h"},
         "args": {"type": "object", "properties": {"party": {"type": "integer", "minimum": 1}}, "required": ["party"]},
@@ -48,6 +50,17 @@ _TOOLS: dict[str, Any] = {
     "mail": {"args": {"type": "object"}},
     "look": {"effect": "read"},
     "wire": {"consent": "always"},
+    "pay": {
+        "args": {"type": "object", "properties": {"sum": {"type": "string"}}, "required": ["sum"]},
+        "registers": "charge:{{ result.id }}",
+        "lookup": {
+            "tool": "find_charge",
+            "args": {"key": "{{ key }}", "sum": "{{ sum }}"},
+            "result": "{{ found.charges[0] }}",
+            "stands": "{{ not found.charges[0].refunded }}",
+        },
+    },
+    "find_charge": {"effect": "read", "args": {"type": "object", "required": ["key"]}},
     "sign": {"identity": {"by": "{{ origin.principal }}", "owner": "{{ owner }}"}},
 }
 
@@ -134,7 +147,9 @@ class Door:
     catalogue: Catalogue
     begun: set[asyncio.Task[Any]] = field(default_factory=set)
 
-    async def send(self, message: RunStep | WithdrawOperation, *, session: str = "s1", call: str = "") -> Settled:
+    async def send(
+        self, message: RunStep | WithdrawOperation | LookUpOperation, *, session: str = "s1", call: str = ""
+    ) -> Settled:
         """Handle a message. `call` is its envelope's id; the same message has the same id unless told."""
         envelope = Envelope(
             id=call or derive_id("call", session, message.model_dump_json()),
@@ -145,6 +160,8 @@ class Door:
         ctx = Context(envelope, self.clock.now_ms(), self.composer)
         if isinstance(message, RunStep):
             return await self.handlers.on_run_step(message, ctx)
+        if isinstance(message, LookUpOperation):
+            return await self.handlers.on_look_up_operation(message, ctx)
         return await self.handlers.on_withdraw_operation(message, ctx)
 
     def messages(self) -> list[tuple[str, Message]]:
@@ -158,6 +175,10 @@ class Door:
     def finished(self) -> list[StepFinished]:
         """The answers to the session, in order."""
         return [message for _, message in self.messages() if isinstance(message, StepFinished)]
+
+    def looked_up(self) -> list[LookedUp]:
+        """What the session was told of look-ups, in order."""
+        return [message for _, message in self.messages() if isinstance(message, LookedUp)]
 
     def counted(self, tool: str, outcome: str) -> float:
         """The metric of one tool and outcome."""
@@ -203,12 +224,19 @@ async def open_door(
     )  # fmt: skip
     answers = Answers(composer, catalogue, SEAL_KEYS)
     destination = Destination()
+    connectors: dict[str, Connector] = {
+        name: destination if tool.connector.timer is None else TimerConnector(tool.connector.timer.verb, clock)
+        for name, tool in catalogue.application.tools.items()
+    }
     executor = Executor(
-        catalogue, ledger, dict.fromkeys(catalogue.application.tools, destination), answers, metrics,
+        catalogue, ledger, connectors, answers, metrics,
         clock=clock, namespace=namespace, lease_grace_ms=3000, store_back=store.wait_back,
     )  # fmt: skip
-    handlers = ToolHandlers(catalogue, ledger, executor, answers, metrics, SEAL_KEYS, everybody_is_user=by_role)
-    sweeper = Sweeper(ledger, executor, metrics, clock)
+    reconciler = Reconciler(catalogue, ledger, connectors, answers, metrics, clock=clock, namespace=namespace)
+    handlers = ToolHandlers(
+        catalogue, ledger, executor, answers, reconciler, metrics, SEAL_KEYS, everybody_is_user=by_role
+    )
+    sweeper = Sweeper(ledger, executor, reconciler, metrics, clock)
     try:
         yield Door(
             store, keys, clock, ledger, handlers, executor, sweeper, destination, outbox, registry, composer, answers,

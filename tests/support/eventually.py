@@ -10,7 +10,7 @@ T = TypeVar("T")
 POLL_SECONDS = 0.02
 
 
-async def eventually(condition: Callable[[], T | Awaitable[T]], within: float = 10.0) -> T:
+async def eventually(condition: Callable[[], T | Awaitable[T]], within: float = 30.0) -> T:
     """Ask `condition` again and again until it is truthy; what it gave.
 
     An AssertionError that it raises counts as "not yet". After `within` seconds that error is raised, or one that
@@ -26,7 +26,7 @@ async def eventually(condition: Callable[[], T | Awaitable[T]], within: float = 
         await asyncio.sleep(POLL_SECONDS)
 
 
-def eventually_sync(condition: Callable[[], T], within: float = 10.0) -> T:
+def eventually_sync(condition: Callable[[], T], within: float = 30.0) -> T:
     """The same for tests without an event loop."""
     return asyncio.run(eventually(condition, within))
 

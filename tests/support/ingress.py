@@ -7,24 +7,33 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
+from libs.contracts.envelope import Envelope, Message
+from libs.contracts.ingress import SetTimer, StopTimer
 from libs.contracts.keys import Keys
-from libs.contracts.origin import SealKeys
+from libs.contracts.origin import SealKeys, attest
 from libs.contracts.topology import Topology
 from libs.runtime.batch import Store
 from libs.runtime.composer import Composer
 from libs.runtime.connections import connect_redis
+from libs.runtime.consumer import Context
 from libs.runtime.outbox import Outbox
 from libs.runtime.publisher import Outgoing
 from services.ingress.admission import Admissions, Forgetting
 from services.ingress.deliveries import Log
 from services.ingress.domain import Event
 from services.ingress.inbox import Inbox
+from services.ingress.metrics import IngressMetrics
 from services.ingress.ports import Limits
 from services.ingress.store import IngressStore
 from services.ingress.sweepers import Releases, Sweepers
+from services.ingress.timer_store import TimerStore
+from services.ingress.timers import Now, TimerHandler, TimerSweep
 
 HOUR_MS = 3_600_000
 NOW = 1_800_000_000_000
+GRACE_MS = 5_000
 SEAL_KEYS = SealKeys((("k1", b"s" * 32),))
 SEAL_KEYS_TEXT = "k1:" + base64.b64encode(b"s" * 32).decode()
 
@@ -71,6 +80,24 @@ class Replica:
     ring: Log
     forgetting: Forgetting
     limits: Limits = field(repr=False)
+    timers: TimerStore
+    handler: TimerHandler
+    firing: TimerSweep
+    composer: Composer
+    registry: CollectorRegistry = field(repr=False)
+
+    def context(self, message: Message, session: str = "s1", depth: int = 0) -> Context:
+        """What a handler is told of a message that came to this replica."""
+        envelope = Envelope(
+            id=f"of-{message.wire_type()}", type=message.wire_type(), session=session, depth=depth, body={}
+        )
+        return Context(envelope, self.clock.now_ms(), self.composer)
+
+    def timers_counted(self) -> dict[str, float]:
+        """Timers by outcome, those that are not zero."""
+        (family,) = (found for found in self.registry.collect() if found.name == "turnkeeper_ingress_timers")
+        totals = {s.labels["outcome"]: s.value for s in family.samples if s.name.endswith("_total")}
+        return {outcome: value for outcome, value in totals.items() if value}
 
     async def ask(self, *command: Any) -> Any:
         return await self.raw.command(*command)
@@ -83,9 +110,15 @@ class Replica:
 
 @asynccontextmanager
 async def ingress_replica(
-    redis_url: str, namespace: str, *, clock: MovableClock | None = None, **limits: int
+    redis_url: str,
+    namespace: str,
+    *,
+    clock: MovableClock | None = None,
+    store_time: bool = False,
+    cap: int = 100,
+    **limits: int,
 ) -> AsyncIterator[Replica]:
-    """One replica's parts, connected to a real Redis."""
+    """One replica's parts, connected to a real Redis. Timers go by its clock, or by the store's time."""
     clock = clock or MovableClock()
     redis = connect_redis(redis_url, "test-ingress")
     raw = Store(redis)
@@ -95,10 +128,19 @@ async def ingress_replica(
     bounds = replace(Limits(24 * HOUR_MS, 24 * HOUR_MS, 1_000, 50_000), **limits)
     store = IngressStore(raw, keys, outbox, bounds)  # type: ignore[arg-type]
     forgetting = Forgetting(store.forget)
-    inbox = Inbox(store, outbox, Composer(Topology(namespace, 4), clock), SEAL_KEYS, clock)
+    composer = Composer(Topology(namespace, 4), clock)
+    inbox = Inbox(store, outbox, composer, SEAL_KEYS, clock)
     admissions = Admissions(store, inbox, clock, forgetting.add)
     releases = Releases(store, admissions)
     ring = Log(100)
+    registry = CollectorRegistry()
+    metrics = IngressMetrics(registry, [])
+    timers = TimerStore(raw, keys, outbox, bounds)  # type: ignore[arg-type]
+
+    async def movable() -> int:
+        return clock.now_ms()
+
+    now: Now = timers.time if store_time else movable
     try:
         yield Replica(
             store,
@@ -112,6 +154,11 @@ async def ingress_replica(
             ring,
             forgetting,
             bounds,
+            timers,
+            TimerHandler(timers, now, SEAL_KEYS, metrics, cap=cap),
+            TimerSweep(timers, now, inbox, composer, metrics, grace_ms=GRACE_MS),
+            composer,
+            registry,
         )
     finally:
         serving.cancel()
@@ -141,3 +188,27 @@ def an_event(id: str = "e1", **fields: Any) -> Event:
         "accepted_at": NOW,
     }
     return Event(**(given | fields))
+
+
+def a_timer(id: str = "tm1", session: str = "s1", **fields: Any) -> SetTimer:
+    """What the door says to set a timer, with its attestation unless `fields` give another."""
+    given: dict[str, Any] = {
+        "timer": id,
+        "operation": "O1",
+        "setter": "user app ana",
+        "due": NOW + 60_000,
+        "data": {"text": "pick up Ana"},
+        "attestation": "",
+    }
+    message = SetTimer(**(given | fields))
+    if "attestation" in fields:
+        return message
+    return message.model_copy(update={"attestation": attest(SEAL_KEYS, *message.attested(session))})
+
+
+def a_stop(id: str = "tm1", session: str = "s1", *, attested: bool = True) -> StopTimer:
+    """The end of a timer: by the door, or by the session when it is not attested."""
+    message = StopTimer(timer=id, reason="cancelled")
+    if not attested:
+        return message
+    return message.model_copy(update={"attestation": attest(SEAL_KEYS, *message.attested(session))})

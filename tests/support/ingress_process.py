@@ -4,32 +4,24 @@ import asyncio
 import base64
 import copy
 import hashlib
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx2
 import jwt
 import yaml
 
 from libs.contracts.topology import Topology
 from libs.runtime.topology import declare
-from tests.support.eventually import eventually
+from tests.support import service_process
 from tests.support.ingress import SEAL_KEYS_TEXT
+from tests.support.service_process import PARTITIONS, USER_SECRET, ServiceProcess
 from tests.support.webhooks import sign_webhook
 
 WEBHOOK_SECRET = "whsec_" + base64.b64encode(b"w" * 32).decode()
 HMAC_SECRET = "an-invented-hmac-secret-of-32-bytes"
-USER_SECRET = "an-invented-user-secret-of-40-bytes-xxxx"
 OPERATOR = "an-invented-operator-token"
-PARTITIONS = 4
 
 APPLICATION: dict[str, Any] = {
     "sources": {
@@ -64,73 +56,21 @@ APPLICATION: dict[str, Any] = {
 }
 
 
-def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def environment(redis_url: str, amqp_url: str, namespace: str, config: Path, **more: str) -> dict[str, str]:
     """What the service is told."""
-    return {
-        "PATH": os.environ["PATH"],
-        "TURNKEEPER_REDIS_URL": redis_url,
-        "TURNKEEPER_AMQP_URL": amqp_url,
-        "TURNKEEPER_NAMESPACE": namespace,
-        "TURNKEEPER_PARTITIONS": str(PARTITIONS),
-        "TURNKEEPER_CONFIG": str(config),
+    own = {
         "TURNKEEPER_SEAL_KEYS": SEAL_KEYS_TEXT,
-        "TURNKEEPER_USER_TOKEN_SECRET": USER_SECRET,
         "TURNKEEPER_OPERATOR_TOKENS": f"op:*:{hashlib.sha256(OPERATOR.encode()).hexdigest()}",
         "WEBHOOK_SECRET": WEBHOOK_SECRET,
         "HMAC_SECRET": HMAC_SECRET,
-        **more,
     }
+    return service_process.environment(redis_url, amqp_url, namespace, config, **{**own, **more})
 
 
-@dataclass
-class IngressProcess:
+class IngressProcess(ServiceProcess):
     """One replica."""
 
-    env: dict[str, str]
-    log: Path
-    port: int = field(default_factory=free_port)
-    process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "services.ingress"],
-                env={**self.env, "TURNKEEPER_HTTP_PORT": str(self.port)},
-                stderr=log,
-                stdout=log,
-            )
-
-    async def ready(self) -> None:
-        async with httpx2.AsyncClient() as client:
-
-            async def answers() -> bool:
-                assert self.process is not None
-                assert self.process.poll() is None, self.log.read_text()
-                try:
-                    return (await client.get(self.url + "/readyz")).status_code == 200
-                except httpx2.HTTPError:
-                    return False
-
-            await eventually(answers, within=30)
-
-    def stop(self, by: int = signal.SIGTERM) -> int:
-        """End it; its exit status."""
-        assert self.process is not None
-        if self.process.poll() is None:
-            self.process.send_signal(by)
-        return self.process.wait(20)
+    SERVICE = "ingress"
 
 
 async def start_ingress(

@@ -16,14 +16,14 @@ from libs.contracts.ids import derive_id
 from libs.contracts.ingress import Input, InputAccepted
 from libs.contracts.origin import Origin, SealKeys, make_seal
 from libs.contracts.reasons import EventOutcome
-from libs.contracts.session import Notice, Step, TimelineLine
+from libs.contracts.session import Notice, PlanMade, PlanRequested, Step, TimelineLine
 from libs.contracts.tools import RunStep, StepFinished, WithdrawOperation
 from libs.contracts.topology import Topology
 from libs.runtime.composer import Composer
 from libs.runtime.consumer import Context
 from libs.runtime.publisher import Outgoing
 from libs.runtime.settle import Outcome
-from services.session.domain import Arrived, Planned, Queued, Stimulus, decide
+from services.session.domain import Answered, Arrived, DeadlineReached, Planned, Queued, Shown, Stimulus, decide
 from services.session.domain.draft import Decision, Send, WantInput, WantPlan
 from services.session.domain.plan import Plan, View
 from services.session.domain.rules import Rules
@@ -42,11 +42,16 @@ WAIT_MS = 900_000
 BOOK = Step(tool="book", args={"party": 4})
 MAIL = Step(tool="mail", args={"text": "hi"})
 LOOK = Step(tool="look", args={})
+RENT = Step(tool="rent", args={})
 WIRE = Step(tool="wire", args={"sum": "10.00"})
 
 
-def application(**caps: int) -> Application:
-    """Tools of each gate; two webhooks and an app."""
+RULES = {"scripted": {"rules": "rules.yaml"}}
+SLOW = {"amqp": {}}
+
+
+def application(planner: Any = RULES, in_flight: Sequence[Any] = (), **caps: int) -> Application:
+    """Tools of each gate; two webhooks and an app. `book` is undone by `unbook`, `rent` can be looked up."""
     connector = {"python": {"function": "builtins:dict"}}
     webhook = {"verify": {"scheme": "standard-webhooks", "secrets": ["env:S"]}, "route": {"session": "{{ data.s }}"}}
     return parse_application(
@@ -60,22 +65,32 @@ def application(**caps: int) -> Application:
                 "app": {"verify": {"scheme": "user-token"}},
             },
             "tools": {
-                "book": {"registers": "reservation:{{ result.id }}", "connector": connector},
+                "book": {
+                    "registers": "reservation:{{ result.id }}",
+                    "compensate": {"tool": "unbook", "args": {"id": "{{ result.id }}"}},
+                    "connector": connector,
+                },
+                "unbook": {"connector": connector},
+                "rent": {
+                    "lookup": {"tool": "look"},
+                    "compensate": {"tool": "wire", "args": {"sum": "{{ result.sum }}"}},
+                    "connector": connector,
+                },
                 "mail": {"connector": connector},
                 "look": {"effect": "read", "connector": connector},
                 "wire": {"consent": "always", "connector": connector},
             },
-            "planner": {"scripted": {"rules": "rules.yaml"}},
-            "session": {"caps": caps},
+            "planner": planner,
+            "session": {"caps": caps, "in_flight": list(in_flight)},
         },
         "test",
     )
 
 
-def make_rules(*labs: str, **caps: int) -> Rules:
+def make_rules(*labs: str, planner: Any = RULES, in_flight: Sequence[Any] = (), **caps: int) -> Rules:
     """Rules in which `book` wants a party of at least one."""
     return Rules(
-        application=application(**caps),
+        application=application(planner, in_flight, **caps),
         check_arguments=lambda tool, args: ["party: too small"] if tool == "book" and args.get("party", 1) < 1 else [],
         operation_wait_ms=WAIT_MS,
         not_after_ms=86_400_000,
@@ -98,6 +113,12 @@ def make_input(number: int, kind: Any, origin: Origin, data: Any, **fields: Any)
 
 
 Planner = Callable[[Turn, Input | None], Plan]
+Relate = Callable[[Turn, Input], Plan]
+
+
+def independent(_: Turn, __: Input) -> Plan:
+    """A planner to whom nothing has to do with the running turn."""
+    return Plan(relation="independent")
 
 
 def silent(_: Turn, __: Input | None) -> Plan:
@@ -125,6 +146,9 @@ class Talk:
     trimmed: list[int] = field(default_factory=list)
     inputs: dict[int, Input] = field(default_factory=dict)
     planned: list[Turn] = field(default_factory=list)
+    questions_about: list[tuple[Turn, Input]] = field(default_factory=list)
+    relate: Relate = independent
+    limits: list[str] = field(default_factory=list)
 
     def give(self, stimulus: Stimulus) -> Decision:
         """Decide and answer what the decision wants, as the handlers do; everything is kept."""
@@ -140,6 +164,7 @@ class Talk:
         self.sends += decision.sends
         self.outcomes += decision.outcomes
         self.trimmed += decision.trimmed
+        self.limits += decision.limits
         return decision
 
     def _answer(self, decision: Decision, want: WantInput | WantPlan) -> Stimulus:
@@ -148,8 +173,16 @@ class Talk:
             assert body is not None
             return Queued(body)
         assert decision.state.turn is not None
-        self.planned.append(decision.state.turn)
-        return Planned(self.planner(decision.state.turn, body))
+        turn = decision.state.turn
+        if isinstance(want, WantPlan) and want.about:
+            about = self.inputs[want.about]
+            self.questions_about.append((turn, about))
+            return Shown({}, want.about) if self.rules.slow_planner else self._related(turn, about)
+        self.planned.append(turn)
+        return Shown({}) if self.rules.slow_planner else Planned(self.planner(turn, body))
+
+    def _related(self, turn: Turn, about: Input) -> Planned:
+        return Planned(self.relate(turn, about), about)
 
     def arrive(self, kind: Any, origin: Origin, data: Any = None, **fields: Any) -> Input:
         """The next input arrives."""
@@ -180,6 +213,27 @@ class Talk:
         """The door answers for the newest operation unless another is named."""
         run = next(r for r in reversed(self.sent(RunStep)) if not operation or r.operation == operation)
         return self.give(StepFinished(operation=run.operation, key=run.key, state=state, **fields))
+
+    def requested(self) -> list[PlanRequested]:
+        """What went to a planner off the partition."""
+        return self.sent(PlanRequested)
+
+    def plan(self, plan: Plan, request: PlanRequested | None = None, /, **fields: Any) -> Decision:
+        """The planner off the partition answers its newest request unless another is given."""
+        asked = request or self.requested()[-1]
+        about = next((wanted.about for wanted in self.state.wanted if wanted.plan == asked.plan), 0)
+        made = {"turn": asked.turn, "plan": asked.plan, "token": asked.token, "steps": plan.steps, "reply": plan.reply}
+        made |= {"fault": plan.fault, "relation": plan.relation, **fields}
+        return self.give(Answered(PlanMade(**made), self.inputs.get(about)))
+
+    def texts(self, kind: str) -> list[str]:
+        """Texts of the timeline's lines of one kind."""
+        return [line.text for line in self.lines if line.kind == kind]
+
+    def wait(self, milliseconds: int) -> Decision:
+        """Time passes, and the session's deadlines are looked at."""
+        self.now += milliseconds
+        return self.give(DeadlineReached())
 
     def sent(self, kind: type[Any]) -> list[Any]:
         """Messages of one type, in order."""
@@ -328,6 +382,14 @@ class Owner:
         """A doorbell."""
         message = InputAccepted(input=input)
         return await self.handlers.on_input(message, self.context(message, input.session))
+
+    async def planned(self, message: PlanMade, session: str = "s1") -> Outcome:
+        """The plan of a planner off the partition."""
+        return await self.handlers.on_plan_made(message, self.context(message, session))
+
+    async def finished(self, run: RunStep, state: Any, result: Any = None) -> Outcome:
+        """The door answers a call."""
+        return await self.tell(StepFinished(operation=run.operation, key=run.key, state=state, result=result))
 
     async def tell(self, message: Any, session: str = "s1") -> Outcome:
         """A result of the door, or news of consent."""

@@ -2,12 +2,8 @@
 
 import asyncio
 import contextlib
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +22,10 @@ from libs.runtime.connections import connect_redis
 from libs.runtime.topology import declare
 from tests.support.courier import envelope, outside, take
 from tests.support.eventually import eventually
+from tests.support.service_process import PARTITIONS, USER_SECRET, ServiceProcess
+from tests.support.service_process import environment as environment  # what it is told is what every service is
 from tests.support.session import ANA, RESTAURANT, make_input
-from turnkeeper.ports import free_port
 
-PARTITIONS = 4
-USER_SECRET = "an-invented-user-secret-of-40-bytes-xxxx"
 CONNECTOR = {"python": {"function": "builtins:dict"}}
 APPLICATION: dict[str, Any] = {
     "sources": {
@@ -64,38 +59,15 @@ def write_application(folder: Path, application: Any = None) -> Path:
     return config
 
 
-def environment(redis_url: str, amqp_url: str, namespace: str, config: Path, **more: str) -> dict[str, str]:
-    """What the service is told."""
-    return {
-        "PATH": os.environ["PATH"],
-        "TURNKEEPER_REDIS_URL": redis_url,
-        "TURNKEEPER_AMQP_URL": amqp_url,
-        "TURNKEEPER_NAMESPACE": namespace,
-        "TURNKEEPER_PARTITIONS": str(PARTITIONS),
-        "TURNKEEPER_CONFIG": str(config),
-        "TURNKEEPER_USER_TOKEN_SECRET": USER_SECRET,
-        **more,
-    }
-
-
-@dataclass
-class Replica:
+class Replica(ServiceProcess):
     """One process of the session service."""
 
-    process: "subprocess.Popen[bytes]"
-    base: str
-    log: Path
+    SERVICE = "session"
 
-    async def ready(self) -> "Replica":
-        """Wait until it says so."""
-        await eventually(self._is_ready, within=30)
-        return self
-
-    async def _is_ready(self) -> bool:
-        assert self.process.poll() is None, self.log.read_text()[-2_000:]
-        with contextlib.suppress(httpx2.HTTPError):
-            return (await self.get("/readyz")).status_code == 200
-        return False
+    @property
+    def base(self) -> str:
+        """Where it answers."""
+        return self.url
 
     async def get(self, path: str, user: str = "") -> httpx2.Response:
         """Ask it over HTTP, as a user if one is named."""
@@ -105,17 +77,12 @@ class Replica:
 
     def kill(self, number: int = signal.SIGKILL) -> int:
         """End it by a signal; its exit status."""
-        self.process.send_signal(number)
-        return self.process.wait(20)
+        return self.stop(number)
 
 
 def start(environ: dict[str, str], folder: Path, replica: str = "0") -> Replica:
     """Start one replica."""
-    port, log = free_port(), folder / f"session-{replica}.log"
-    environ = {**environ, "TURNKEEPER_HTTP_PORT": str(port), "TURNKEEPER_REPLICA": replica}
-    with log.open("ab") as sink:
-        process = subprocess.Popen([sys.executable, "-m", "services.session"], env=environ, stdout=sink, stderr=sink)
-    return Replica(process, f"http://127.0.0.1:{port}", log)
+    return Replica({**environ, "TURNKEEPER_REPLICA": replica}, folder / f"session-{replica}.log").start()
 
 
 class Neighbours:
@@ -126,11 +93,11 @@ class Neighbours:
         self.keys, self.topology = Keys(namespace, PARTITIONS), Topology(namespace, PARTITIONS)
         self.numbers: dict[str, int] = {}
 
-    async def append(self, session: str, kind: Any, data: Any) -> Input:
+    async def append(self, session: str, kind: Any, data: Any, **fields: Any) -> Input:
         """Store an input with its number, as `append` does, without ringing."""
         number = self.numbers[session] = self.numbers.get(session, 0) + 1
         origin = RESTAURANT if kind == "event" else ANA
-        made = make_input(number, kind, origin, data, session=session)
+        made = make_input(number, kind, origin, data, session=session, **fields)
         of = self.keys.of_session
         pipeline = self.redis.pipeline(transaction=True)
         pipeline.set(of("owner", session), "ana")

@@ -7,17 +7,28 @@ from typing import Any
 
 import aio_pika
 import httpx2
+import orjson
 import pytest
 
+from libs.contracts.application import load_application
+from libs.contracts.codec import to_json
+from libs.contracts.topology import Topology
+from libs.runtime.composer import Composer
+from services.session.domain import Arrived
+from services.session.domain.plan import Plan
+from services.session.domain.rules import Rules
+from services.session.record import Recorder
+from services.session.snapshot import Snapshot
+from tests.support.session import ANA, FakeClock, Talk, make_input
 from turnkeeper import cli
 from turnkeeper.cli import options
 from turnkeeper.client import Client, ClientError, over_amqp
 from turnkeeper.demo import scenario as scenarios
 from turnkeeper.target import DINNER, Target
 
-COMMANDS = """up|down|status|doctor|demo|publish|say|cancel|actions|accept|decline|sessions|session create|timeline|
-operations|resolve|dead list|dead show|dead replay|dead drop|quarantine list|quarantine show|quarantine release|
-held list|held release|token|secrets init"""
+COMMANDS = """up|down|status|doctor|demo|publish|say|cancel|actions|accept|decline|sessions|session create|timers|
+timeline|explain|operations|resolve|replay|dead list|dead show|dead replay|dead drop|quarantine list|quarantine show|
+quarantine release|held list|held release|token|secrets init"""
 ALL = [command.strip() for command in COMMANDS.split("|")]
 Handler = Callable[[httpx2.Request], httpx2.Response]
 Speak = Callable[[Handler], None]
@@ -177,6 +188,57 @@ def test_the_timeline_is_one_object_a_line_for_programs(speak: Speak, capsys: py
     ]
 
 
+def test_pending_timers_are_a_table_for_people_and_whole_for_programs(
+    speak: Speak, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = {
+        "timer": "tm1", "next": 1_800_000_000_000, "rule": "FREQ=DAILY", "zone": "Europe/Berlin", "due": 1,
+        "misfire": "skip", "lateness": 5, "subject": "", "data": {"text": "pick\x1b[2J"}, "setter": "user app ana",
+        "operation": "O1", "set_at": 1, "fired": 2, "skipped": 0,
+    }  # fmt: skip
+    asked: list[tuple[str, str]] = []
+
+    def ingress(request: httpx2.Request) -> httpx2.Response:
+        asked.append((request.url.host, request.url.path))
+        return httpx2.Response(200, json={"timers": [one]})
+
+    speak(ingress)
+    assert cli.run(["timers", "dinner", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == one
+    assert cli.run(["timers", "dinner"]) == 0
+    shown = capsys.readouterr().out
+    assert "tm1" in shown
+    assert "\x1b" not in shown
+    assert asked == [("ingress", "/v1/sessions/dinner/timers")] * 2
+    speak(lambda request: httpx2.Response(200, json={"timers": []}))
+    assert cli.run(["timers", "dinner"]) == 0
+    assert capsys.readouterr().out == "no timer is pending\n"
+
+
+def test_explain_sends_the_event_and_shows_what_would_be(speak: Speak, capsys: pytest.CaptureFixture[str]) -> None:
+    sent: list[Any] = []
+
+    def session(request: httpx2.Request) -> httpx2.Response:
+        sent.append((request.method, request.url.path, request.headers["authorization"], json.loads(request.content)))
+        findings = [{"about": "route", "says": "by reservation:R1", "rule": "sources.restaurant.route"}]
+        return httpx2.Response(200, json={"session": "dinner", "findings": findings})
+
+    speak(session)
+    event = {"source": "restaurant", "type": "table.gone", "data": {}}
+    assert cli.run(["explain", "dinner", "--event", json.dumps(event), "--json"]) == 0
+    assert sent == [("POST", "/v1/sessions/dinner/explain", "Bearer operator", event)]
+    assert json.loads(capsys.readouterr().out)["rule"] == "sources.restaurant.route"
+    assert cli.run(["explain", "dinner", "--event", json.dumps(event)]) == 0
+    assert "by reservation:R1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("event", ["{source: x}", "[]", '"x"'])
+def test_explain_wants_an_object(event: str, speak: Speak, capsys: pytest.CaptureFixture[str]) -> None:
+    speak(lambda request: httpx2.Response(500))
+    assert cli.run(["explain", "dinner", "--event", event]) == 1
+    assert "--event" in capsys.readouterr().err
+
+
 def test_resolve_sends_the_operators_word(speak: Speak, capsys: pytest.CaptureFixture[str]) -> None:
     sent: list[Any] = []
 
@@ -189,6 +251,74 @@ def test_resolve_sends_the_operators_word(speak: Speak, capsys: pytest.CaptureFi
     path = "/v1/sessions/dinner/operations/O3/resolve"
     assert sent == [(path, "Bearer operator", {"state": "committed", "note": "they say so"})]
     assert "dinner O3 (reserve_table): committed" in capsys.readouterr().out
+
+
+def record_of(*texts: str) -> dict[str, Any]:
+    """A record of messages to the dinner application that nothing came of but a reply."""
+    rules = Rules(load_application(DINNER), lambda tool, args: [], operation_wait_ms=1, not_after_ms=1)
+    talk = Talk(rules=rules, planner=lambda turn, body: Plan(reply=f"{body.data['text']}?" if body else ""))
+    recorder, entries = Recorder(rules), []
+    composer = Composer(Topology(), FakeClock())
+    for version, text in enumerate(texts):
+        snapshot = Snapshot(talk.state, version, [], recorded=version > 0)
+        decision = talk.give(Arrived(make_input(version + 1, "message", ANA, {"text": text})))
+        sent = [composer.compose(send.message, session="s1", id_parts=send.id_parts) for send in decision.sends]
+        after = to_json(decision.state, exclude_defaults=True)
+        entries.append(orjson.loads(recorder.entry(snapshot, decision, sent, after).raw))
+    state = talk.state.model_dump(mode="json", exclude_defaults=True)
+    return {"session": "s1", "version": len(texts), "state": state, "entries": entries}
+
+
+def test_a_replay_without_differences_is_one_sentence_and_status_0(
+    speak: Speak, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append((request.url.path, request.headers["authorization"]))
+        return httpx2.Response(200, json=record_of("hello", "again"))
+
+    speak(answer)
+    assert cli.run(["replay", "s1"]) == 0
+    assert capsys.readouterr().out == "2 of 2 recorded commits of s1 decided again: no difference\n"
+    assert asked == [("/v1/sessions/s1/record", "Bearer operator")]
+
+
+def test_a_replay_with_other_plans_shows_what_differs_and_ends_with_1(
+    speak: Speak, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speak(lambda request: httpx2.Response(200, json=record_of("hello")))
+    assert cli.run(["replay", "s1", "--plan-again"]) == 1
+    told = capsys.readouterr()
+    assert "line" in told.out
+    assert "reply hello?" in told.out
+    assert "reply I do not know" in told.out
+    assert "from version 0 on (Arrived 1 message e1 from app)" in told.out
+    assert "the states" not in told.out
+    assert cli.run(["replay", "s1", "--plan-again", "--json"]) == 1
+    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert shown[0].keys() == {"kind", "version", "at", "input", "what", "recorded", "today"}
+    assert [line["kind"] for line in shown] == ["difference", "summary"]
+    assert (shown[-1]["differences"], shown[-1]["replayed"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("record", "options", "says"),
+    [
+        ({"session": "s1", "version": 0, "entries": []}, [], "nothing is recorded of s1"),
+        ({"session": "s1", "version": 1, "entries": [{"colour": "red"}]}, [], "the record cannot be read"),
+        ({"session": "s1", "version": 0, "entries": []}, ["--config", "/nowhere/x.yaml"], "/nowhere/x.yaml"),
+    ],
+)
+def test_a_replay_that_cannot_be_is_one_line(
+    record: Any, options: list[str], says: str, speak: Speak, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speak(lambda request: httpx2.Response(200, json=record))
+    assert cli.run(["replay", "s1", *options]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("\n") == 1
+    assert says in told.err
 
 
 def test_the_list_of_scenarios_is_one_name_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -205,3 +205,32 @@ def test_a_type_has_its_own_meaning_before_that_of_a_pattern():
 
 def test_the_yaml_of_a_good_file_round_trips():
     assert parse_application(yaml.safe_load(yaml.safe_dump(GOOD)), "x") == parse_application(GOOD, "x")
+
+
+def test_every_application_has_timers():
+    application = parse_application(GOOD, "x")
+    assert list(application.tools) == ["pay", "look", "set_timer", "cancel_timer"]
+    assert application.tools["set_timer"].gate == "unless-user"
+    assert list(parse_application(changed(("tools", {})), "x").tools) == ["set_timer", "cancel_timer"]
+    assert list(parse_application(changed(("tools", GONE)), "x").tools) == ["set_timer", "cancel_timer"]
+
+
+@pytest.mark.parametrize("name", ["set_timer", "cancel_timer"])
+def test_the_names_of_built_in_tools_are_reserved(name):
+    assert faults((f"tools/{name}", {"connector": CONNECTOR})) == [
+        f"tools.{name}: the name is reserved for the built-in tool"
+    ]
+
+
+def test_timers_are_reached_by_the_built_in_tools_alone():
+    assert faults(("tools/pay/connector", {"timer": {"verb": "set"}})) == [
+        "tools.pay.connector.timer: only the built-in tools use it"
+    ]
+
+
+def test_a_look_up_neither_writes_nor_wants_an_origin():
+    lookup = ("tools/pay/lookup", {"tool": "look", "result": "{{ found.one }}", "stands": "{{ found.one.held }}"})
+    assert parse_application(changed(lookup), "x").tools["pay"].lookup.result == "{{ found.one }}"
+    assert "writes" in faults(("tools/pay/lookup", {"tool": "pay"}))[0]
+    assert "an origin" in faults(lookup, ("tools/look/identity", {"by": "{{ origin.principal }}"}))[0]
+    assert "template" in faults(("tools/pay/lookup", {"tool": "look", "result": "{{ found."}))[0]

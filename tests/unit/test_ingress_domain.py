@@ -101,12 +101,43 @@ def test_no_key_of_a_body_breaks_a_template(key: str) -> None:
         ({"data": {"session": "a}b"}}, {"route": {"session": "{{ data.session }}"}}, "no_route"),
         ({"data": {"reservation": "x" * 300}}, {}, "no_route"),
         (BODY, {"types": {"table.gone": {"subject": "t:{{ data.table }}"}}}, "no_subject"),
+        (BODY, {"types": {"table.gone": {"sequence": "{{ data.version }}"}}}, "no_sequence"),
+        (BODY, {"types": {"table.*": {"sequence": "7", "stream": "{{ data.stream }}"}}}, "no_sequence"),
     ],
 )
 def test_an_event_whose_data_does_not_say_where_it_belongs_is_a_misfit(body: Any, config: Any, reason: str) -> None:
     found = read(body, **config)
     assert isinstance(found, Misfit)
     assert found.reason == reason
+
+
+@pytest.mark.parametrize(
+    "version, sequence",
+    [(7, "7"), (1.5, "1.5"), (10**18, str(10**18)), ("2026-11-30T10:00:00Z", "2026-11-30T10:00:00Z"), ("", "")],
+)
+def test_the_place_in_the_order_comes_from_the_signed_body(version: Any, sequence: str) -> None:
+    body = {"type": "table.gone", "data": {"reservation": "r1", "version": version, "part": "seats"}}
+    order = {"sequence": "{{ data.version }}", "stream": "{{ data.part }}"}
+    event = read(body, types={"table.gone": order})
+    assert (event.subject, event.sequence, event.stream) == ("reservation:r1", sequence, "seats")
+    assert Event.unpack(event.pack()) == event
+    released_again = released(event, "q1", now=NOW + 1)
+    assert (released_again.sequence, released_again.stream) == (sequence, "seats")
+
+
+@pytest.mark.parametrize("version", [None, True, [], {}, ["7"], "x" * 257, "a\nb"])
+def test_what_is_no_place_in_an_order_is_a_misfit(version: Any) -> None:
+    body = {"type": "table.gone", "data": {"reservation": "r1", "version": version}}
+    found = read(body, types={"table.gone": {"sequence": "{{ data.version }}"}})
+    assert isinstance(found, Misfit)
+    assert found.reason == "no_sequence"
+    assert found.event.sequence == ""
+
+
+def test_a_sequence_from_outside_the_signature_is_not_believed() -> None:
+    body = {"type": "table.gone", "data": {"reservation": "r1"}}
+    order = {"sequence": "{{ data.version | default('') }}"}
+    assert read(body, headers={"ce-sequence": "9"}, types={"table.gone": order}).sequence == ""
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Red means that a rule was missed, and nothing else: what the runner of mutants makes of an output."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,11 @@ def test_a_patch_names_its_rule_and_what_notices(patch: Path) -> None:
         assert f"def {name.partition('[')[0]}(" in (HERE.parent.parent / path).read_text()
     else:
         assert patch.stem == f"scenario-{mutant.target}"
+
+
+def test_every_patch_applies_to_the_tree_as_it_is() -> None:
+    tried = subprocess.run([sys.executable, "-m", "tests.mutants.run", "--apply-only"], capture_output=True, text=True)
+    assert tried.returncode == 0, tried.stdout + tried.stderr
 
 
 def test_a_patch_without_a_head_is_refused(tmp_path: Path) -> None:

@@ -91,6 +91,15 @@ def test_a_change_by_another_key_leaves_who_made_it(world: World) -> None:
     assert world.find("tables", {"key": "k1"}) == [{"id": "R1", "party": 2}]
 
 
+def test_find_knows_the_key_of_each_change(world: World) -> None:
+    put(world, party=1)
+    act(world, "change", key="k2", where={"id": "R1"}, set={"party": 2})
+    act(world, "change", key="k3", where={"id": "R1"}, set={"party": 9})  # against the rules
+    assert world.find("tables", {"key": "k2"}) == [{"id": "R1", "party": 2}]
+    assert world.find("tables", {"key": "k3"}) == []
+    assert world.find("tables", {"key": ["k2"]}) == []
+
+
 def test_what_is_shown_as_nothing_is_left_out(world: World) -> None:
     put(world, party=0)
     put(world, party=2)

@@ -1,7 +1,10 @@
 """Where a turn's authority comes from: the verified origin of the input that started it, and nothing else (G3)."""
 
+from dataclasses import replace
+
 import pytest
 
+from libs.contracts.session import Step
 from libs.contracts.tools import RunStep
 from services.session.domain.plan import Plan
 from tests.support.session import ANA, BOOK, CINEMA, LOOK, MAIL, RESTAURANT, WIRE, Talk, make_rules, one_plan
@@ -112,3 +115,42 @@ def test_the_lab_switch_alone_gives_a_webhook_the_users_authority():
     talk = Talk(one_plan(Plan(steps=(BOOK,))), make_rules("authority_by_role"))
     talk.event()
     assert talk.runs() == [("book", {"party": 4})]
+
+
+def observing():
+    rules = make_rules()
+    session = rules.application.session.model_copy(update={"observe": True})
+    return replace(rules, application=rules.application.model_copy(update={"session": session}))
+
+
+def asked(talk: Talk) -> list[str]:
+    return [line.text for line in talk.lines if line.kind == "turn.ask"]
+
+
+def test_observe_mode_tells_each_question_that_would_be_asked_and_blocks_nothing():
+    talk = Talk(one_plan(Plan(steps=(LOOK, BOOK, MAIL))), observing())
+    talk.event()
+    for _ in range(3):
+        talk.finish(result={"id": "r1"})
+    assert talk.runs() == [("look", {}), ("book", {"party": 4}), ("mail", {"text": "hi"})]
+    assert talk.questions() == []
+    assert asked(talk) == ["observe: would ask book(party=4); mail(text=hi)"]
+    assert ["observe" in line.text for line in talk.lines if line.kind == "tool.sent"] == [False, True, True]
+    assert talk.became() == [(1, "acted")]
+
+
+def test_observe_mode_tells_the_question_of_each_plan():
+    wish = Step(tool="wire", args={"sum": "1.00"})
+    talk = Talk(lambda turn, _: Plan(steps=(wish,)) if len(turn.results) < 2 else Plan(), observing())
+    talk.say("wire")
+    talk.finish()
+    talk.finish()
+    assert asked(talk) == ["observe: would ask wire(sum=1.00)"] * 2
+    assert len(talk.runs()) == 2
+
+
+def test_observe_mode_says_nothing_of_what_needs_no_question():
+    talk = Talk(one_plan(Plan(steps=(BOOK,))), observing())
+    talk.say("book")
+    assert asked(talk) == []
+    assert "observe" not in next(line.text for line in talk.lines if line.kind == "tool.sent")

@@ -12,7 +12,7 @@ from libs.runtime.auth import LEEWAY_SECONDS, Operators, UserTokens
 from services.session import edge
 from services.session.edge import make_app
 from tests.support.eventually import eventually
-from tests.support.session import NOW, FakeClock
+from tests.support.session import NOW, FakeClock, make_rules
 
 SECRET = "u" * 32
 OPERATOR = {"Authorization": "Bearer op"}
@@ -58,7 +58,8 @@ def stopping():
 @pytest.fixture
 async def http(told, clock, stopping):
     operators = Operators.parse(f"ops:read:{hashlib.sha256(b'op').hexdigest()}")
-    app = make_app(told, UserTokens(SECRET, None, clock), operators, clock, stopping=stopping, most_streams=2)
+    users = UserTokens(SECRET, None, clock)
+    app = make_app(told, users, operators, clock, make_rules(), stopping=stopping, most_streams=2)
     transport = httpx2.ASGITransport(app=app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://session") as client:
         yield client

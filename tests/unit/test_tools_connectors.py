@@ -165,3 +165,11 @@ async def test_a_template_that_names_what_is_not_there_sends_nothing() -> None:
     server = Server()
     found = await act(server, verb="change", where={"id": "{{ nothing }}"})
     assert isinstance(found, Failed)
+
+
+async def test_a_lost_answer_comes_after_the_world_has_acted_and_is_unknown() -> None:
+    server = Server(answer(200, {"result": {"id": "R1"}}))
+    client = httpx2.AsyncClient(base_url="http://sandbox", transport=httpx2.MockTransport(server))
+    connector = SandboxConnector(client, Configured(collection="tables", verb="put"), loses_answers=True)
+    assert await connector.run(call()) == Unknown("lab: the connection was cut: ReadError")
+    assert len(server.requests) == 1

@@ -134,6 +134,16 @@ def test_the_lab_switch_marks_nothing_that_passes_anyway() -> None:
     assert not found.lab
 
 
+def test_observe_mode_lets_everybody_pass_and_says_so_where_it_alone_did() -> None:
+    session = CATALOGUE.application.session.model_copy(update={"observe": True})
+    observing = Catalogue.of(CATALOGUE.application.model_copy(update={"session": session}))
+    for origin, observed in ((RESTAURANT, True), (USER, False)):
+        call = step(now=NOW, seals=[seal(at=NOW, origin=origin)])
+        found = admit(call, "s1", observing, SEAL_KEYS, action=None)
+        assert isinstance(found, Admitted)
+        assert (found.observed, found.lab) == (observed, False)
+
+
 def test_identity_arguments_are_overwritten_not_filled_in() -> None:
     found = judged(step("sign", {"by": "mallory", "text": "hi"}, now=NOW), owner="ana")
     assert isinstance(found, Admitted)

@@ -21,9 +21,11 @@ from turnkeeper.cli import (
     demo,
     doctor,
     events,
+    explain,
     held,
     ledger,
     quarantine,
+    replay,
     secrets,
     sessions,
     stacks,
@@ -54,7 +56,7 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for group in (stacks, doctor, demo, events, consent, sessions, ledger, tokens):
+    for group in (stacks, doctor, demo, events, consent, sessions, explain, ledger, replay, tokens):
         group.register(app)
     app.add_typer(sessions.session_app, name="session")
     app.add_typer(dead.app, name="dead")

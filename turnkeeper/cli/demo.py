@@ -1,6 +1,6 @@
 """`turnkeeper demo`: a scenario on a throw-away stack, with everything that it does shown."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 def demo(
     name: Annotated[str, typer.Argument(help="The scenario; without, the main job.")] = scenarios.MAIN,
     show_list: Annotated[bool, typer.Option("--list", help="One name a line, and nothing is run.")] = False,
-    history: Annotated[bool, typer.Option(help="Also show what the planner saw.")] = False,
+    history: Annotated[bool, typer.Option(help="Also show what the planner saw: each message with its role.")] = False,
     on_running: Annotated[
         bool, typer.Option("--on-running", help="On the stack that runs, or the deployment that the environment names.")
     ] = False,
@@ -72,19 +72,25 @@ def _play(
     if not as_json:
         print_line(f"\n{scenario.name}: {' '.join(scenario.description.split())}")
     played = play.play(speaking, scenario, watching, processes)
+    seen = _seen(speaking, played.session) if history else []
     if as_json:
-        print_json({"scenario": scenario.name, "session": played.session, **played.came.model_dump()})
+        shown = {"history": seen} if history else {}
+        print_json({"scenario": scenario.name, "session": played.session, **played.came.model_dump(), **shown})
     else:
         show.print_played(played)
         show.print_metrics(played.samples)
     if history and not as_json:
-        with Client(speaking) as client:
-            show.print_history(client.history(played.session))
+        show.print_history(seen)
     if record:
         progress(f"written: {scenarios.record(scenario.name, played.came)}")
     elif wrong := play.faults(scenario, played):
         raise DemoError("\n".join([f"{scenario.name} came out differently than recorded:", *wrong]))
     return played
+
+
+def _seen(speaking: Target, session: str) -> list[dict[str, Any]]:
+    with Client(speaking) as client:
+        return client.history(session)
 
 
 def _print_list(as_json: bool) -> None:

@@ -1,4 +1,5 @@
-"""`turnkeeper sessions`, `session create`, `timeline`: which sessions there are, and what happened in one."""
+"""`turnkeeper sessions`, `session create`, `timeline`, `timers`: which sessions there are, what happened in one, and
+what will."""
 
 from typing import Annotated
 
@@ -14,6 +15,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("sessions")(sessions)
     app.command("timeline")(timeline)
+    app.command("timers")(timers)
 
 
 def sessions(state: State = STATE, as_json: Json = False) -> None:
@@ -87,3 +89,18 @@ def timeline(
                 print_json(line.model_dump())
             else:
                 print_timeline_line(line)
+
+
+def timers(session: SessionName, state: State = STATE, as_json: Json = False) -> None:
+    """List the pending timers of a session, the next to fire first. What fired or was skipped is in its timeline.
+
+    **Examples**
+
+      turnkeeper timers dinner
+
+      turnkeeper timers dinner --json | jq -r '[.timer, .next] | @tsv'
+    """
+    with client(state) as asking:
+        found = asking.timers(session)
+    columns = ("timer", "next", "rule", "zone", "misfire", "subject", "data", "setter", "fired", "skipped")
+    print_rows(found, columns, as_json=as_json, empty="no timer is pending")

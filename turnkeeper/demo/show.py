@@ -79,12 +79,15 @@ def _ratio(part: float, whole: float) -> str:
 
 
 def print_history(messages: Iterable[Mapping[str, Any]]) -> None:
-    """What the planner saw: who says what in which role."""
+    """What the planner saw: who says what in which role. What others wrote is what a tool returned."""
     print_line("\nWhat the planner saw")
+    called: dict[str, str] = {}
     for message in messages:
         role = message.get("role", "")
+        returned = f"{called.get(str(message.get('tool_call_id')), '?')} returned: " if role == "tool" else ""
         if message.get("content"):
-            print_line(f"  [{role}] {one_line(str(message['content']))}")
+            print_line(f"  [{role}] {returned}{one_line(str(message['content']))}")
         for call in message.get("tool_calls") or ():
             function = call["function"]
-            print_line(f"  [{role}] calls {function['name']}({one_line(function['arguments'])})")
+            called[call["id"]] = one_line(function["name"])
+            print_line(f"  [{role}] calls {one_line(function['name'])}({one_line(function['arguments'])})")

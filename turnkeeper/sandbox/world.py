@@ -76,7 +76,7 @@ class World:
         self.collections = collections
         self.entries: list[Entry] = []
         self._records: dict[str, dict[str, Record]] = {name: {} for name in collections}
-        self._made_by: dict[str, dict[str, str]] = {name: {} for name in collections}
+        self._written_by: dict[str, dict[str, set[str]]] = {name: {} for name in collections}
         self._counters = dict.fromkeys(collections, 0)
         self._by_key: dict[str, Entry] = {}
         self._schemas = {name: jsonschema_rs.validator_for(c.record) for name, c in collections.items()}
@@ -104,11 +104,13 @@ class World:
             name = str(record["id"])
             if name not in self._records[entry.collection]:
                 self._counters[entry.collection] += 1
-                self._made_by[entry.collection][name] = entry.key
+            if entry.key:
+                self._written_by[entry.collection].setdefault(name, set()).add(entry.key)
             self._records[entry.collection][name] = record
 
     def find(self, collection: str, where: Mapping[str, JSON]) -> list[Record]:
-        """Records whose fields equal those of `where`; `key` means the Idempotency-Key that made the record."""
+        """Records whose fields equal those of `where`; `key` means an Idempotency-Key that made or changed
+        the record."""
         return [record for record in self._records[collection].values() if self._fits(collection, record, where)]
 
     def records(self, collection: str) -> list[Record]:
@@ -169,9 +171,11 @@ class World:
                 raise Refused(rule)
 
     def _fits(self, collection: str, record: Record, where: Mapping[str, JSON]) -> bool:
-        made_by = self._made_by[collection].get(str(record["id"]))
+        written_by = self._written_by[collection].get(str(record["id"]), set())
         return all(
-            bool(made_by) and made_by == value if field == "key" else field in record and record[field] == value
+            (isinstance(value, str) and value in written_by)
+            if field == "key"
+            else field in record and record[field] == value
             for field, value in where.items()
         )
 

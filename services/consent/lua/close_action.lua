@@ -4,7 +4,8 @@
 --          4 expired, superseded, cancelled or lapsed  5 attempt token  6 reason  7 time to keep (ms)
 --          8 outbox count, then pairs
 -- RETURNS  {"closed"} by this attempt; {"repeated"} closed so before; {"early"} its time has not come
---          {"withdrawn"} cancelled before it was asked: it never will be; {"spent"} nothing is left of the grant
+--          {"withdrawn"} cancelled or superseded before it was asked: it never will be; {"spent"} nothing is left
+--          of the grant
 --          {"stands", state} decided or closed otherwise; {"absent"}
 -- INVARIANT what is decided stays decided: only a pending question is closed, and only an unused grant lapses.
 -- Atomic: an acceptance between the look and the closing would be undone, or the session told both.
@@ -31,7 +32,7 @@ end
 if closed_as then
   if closed_as ~= target then return {'stands', closed_as} end
   if closed_token ~= token then return {'repeated'} end
-  if state == 'cancelled' and not row[6] then return {'withdrawn'} end
+  if (state == 'cancelled' or state == 'superseded') and not row[6] then return {'withdrawn'} end
   return {'closed'}
 end
 if target == 'lapsed' then
@@ -52,9 +53,9 @@ end
 
 if not state then
   redis.call('ZREM', KEYS[3], ARGV[2])
-  if target ~= 'cancelled' then return {'absent'} end
-  -- Two replicas may take the asking and its cancelling in either order: leave a mark, so that it is never asked.
-  close('cancelled')
+  if target == 'expired' then return {'absent'} end
+  -- Two replicas may take the asking and its closing in either order: leave a mark, so that it is never asked.
+  close(target)
   redis.call('PEXPIRE', KEYS[1], ARGV[7])
   return {'withdrawn'}
 end

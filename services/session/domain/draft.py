@@ -7,14 +7,18 @@ from libs.contracts.canonical import JSON
 from libs.contracts.envelope import Message
 from libs.contracts.reasons import EventOutcome, TimelineKind, TurnOutcome
 from libs.contracts.session import Notice, TimelineLine
-from services.session.domain.state import InputRef, SessionState
+from services.session.domain.state import InputRef, SessionState, Turn
 
 
 @dataclass(frozen=True)
 class WantPlan:
-    """The planner is to be asked for the running turn; its input's body is needed."""
+    """The planner is to be asked for the running turn; its input's body is needed.
+
+    With `about` it is asked what the input of that number, which came while the turn runs, is to the turn.
+    """
 
     number: int
+    about: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,14 @@ class Decision:
     trimmed: tuple[int, ...] = ()
     ends: tuple[TurnEnd, ...] = ()
     dispositions: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
+    """Limits that were reached, for the operator."""
     want: Want = None
+    given: tuple[object, ...] = ()
+    """The stimuli that were judged, in order. With the state before, `at` and `cause` they give this decision again."""
+    at: int = 0
+    """When, milliseconds (Unix)."""
+    cause: str = ""
 
     def then(self, later: "Decision") -> "Decision":
         """Both as one, to be committed together."""
@@ -71,7 +82,11 @@ class Decision:
             trimmed=self.trimmed + later.trimmed,
             ends=self.ends + later.ends,
             dispositions=self.dispositions + later.dispositions,
+            limits=self.limits + later.limits,
             want=later.want,
+            given=self.given + later.given,
+            at=self.at,
+            cause=self.cause,
         )
 
 
@@ -89,7 +104,16 @@ class Draft:
     trimmed: list[int] = field(default_factory=list)
     ends: list[TurnEnd] = field(default_factory=list)
     dispositions: list[str] = field(default_factory=list)
+    limits: list[str] = field(default_factory=list)
     want: Want = None
+    given: tuple[object, ...] = ()
+
+    @property
+    def turn(self) -> Turn:
+        """The running turn, where there must be one."""
+        if self.state.turn is None:
+            raise AssertionError("no turn is running")
+        return self.state.turn
 
     @property
     def seq(self) -> int:
@@ -142,5 +166,9 @@ class Draft:
             trimmed=tuple(self.trimmed),
             ends=tuple(self.ends),
             dispositions=tuple(self.dispositions),
+            limits=tuple(self.limits),
             want=self.want,
+            given=self.given,
+            at=self.now,
+            cause=self.cause,
         )

@@ -2,10 +2,12 @@
 
 from itertools import takewhile
 
+from libs.contracts.canonical import JSON
 from libs.contracts.consent import DecideByText
 from libs.contracts.ingress import Input, InputKind
-from services.session.domain import turns
+from services.session.domain import inflight, subjects, turns
 from services.session.domain.draft import Draft
+from services.session.domain.memory import entry_of
 from services.session.domain.rules import EXACT_DECISION, Rules, almost_a_decision
 from services.session.domain.state import InputRef
 
@@ -19,26 +21,35 @@ def on_input(draft: Draft, input: Input, rules: Rules) -> None:
     draft.set(applied=input.number)
     ref = InputRef.of(input)
     draft.line("input", _shown(input), turn="", origin=input.origin.kind, event=input.event)
-    _mark_gone(draft, input, rules)
     match _trusted_kind(input):
         case "decision":
             _on_decision(draft, ref, input, rules)
         case "cancel":
             _control(draft, ref)
-            turns.cancel(draft)
+            turns.cancel(draft, rules)
         case "message":
             _on_message(draft, ref, input, rules)
         case "event" | "timer":
-            if _full(draft):
-                _dropped(draft, ref)
-                return
-            _remember_event(draft, input)
-            _start_or_queue(draft, ref, rules)
+            _on_event(draft, ref, input, rules)
 
 
 def _trusted_kind(input: Input) -> InputKind:
     """What is not from a user is an event, whatever it calls itself: it decides nothing and has no user's role."""
-    return input.kind if input.origin.kind == "user" else "event"
+    return input.kind if input.origin.kind == "user" and input.kind != "timer" else "event"
+
+
+def _on_event(draft: Draft, ref: InputRef, input: Input, rules: Rules) -> None:
+    """What nobody typed here: first what it says of its subject, then, if anything is left to do, its turn."""
+    ended = subjects.fold(draft, ref, input, rules)
+    if ended in ("stale", "noticed"):
+        late: dict[str, JSON] = {"late": True} if ended == "stale" else {}
+        draft.remember(**entry_of(input), **late)
+    if ended:
+        return
+    if _full(draft):
+        _dropped(draft, ref)
+        return
+    inflight.arrived(draft, input, rules)
 
 
 def _on_message(draft: Draft, ref: InputRef, input: Input, rules: Rules) -> None:
@@ -48,7 +59,10 @@ def _on_message(draft: Draft, ref: InputRef, input: Input, rules: Rules) -> None
         _control(draft, ref)
         draft.send(DecideByText(text=text, seal=input.seal), input.id)
         return
-    open_ = [action.id for action in draft.state.actions.values() if action.asked]
+    if inflight.answers(draft, input):
+        _control(draft, ref)
+        return
+    open_ = [action.id for action in draft.state.actions.values() if action.asked and not action.superseded_by]
     if open_ and almost_a_decision(text):
         _control(draft, ref)
         draft.say(how_to_decide(open_))
@@ -57,8 +71,7 @@ def _on_message(draft: Draft, ref: InputRef, input: Input, rules: Rules) -> None
         _dropped(draft, ref)
         draft.say("I am busy: too much waits here already. Please say it again later.", turn="")
         return
-    draft.remember(kind="user", text=text)
-    _start_or_queue(draft, ref, rules)
+    inflight.arrived(draft, input, rules)
 
 
 def how_to_decide(actions: list[str]) -> str:
@@ -77,7 +90,8 @@ def _on_decision(draft: Draft, ref: InputRef, input: Input, rules: Rules) -> Non
         _control(draft, ref)
         return
     kind = {"accept": "action.accepted", "decline": "action.declined", "cancel": "action.cancelled"}[verdict]
-    draft.line(kind, f"by {input.origin.principal}", turn="", action=action.id)  # type: ignore[arg-type]
+    before = " before a newer event could supersede it" if action.superseded_by else ""
+    draft.line(kind, f"by {input.origin.principal}{before}", turn="", action=action.id)  # type: ignore[arg-type]
     draft.remember(kind="action", action=action.id, became=kind.partition(".")[2], question=action.question)
     if verdict != "accept":
         _control(draft, ref)
@@ -92,19 +106,8 @@ def _on_decision(draft: Draft, ref: InputRef, input: Input, rules: Rules) -> Non
         draft.set(queue=(*draft.state.queue[:first], ref, *draft.state.queue[first:]))
 
 
-def _start_or_queue(draft: Draft, ref: InputRef, rules: Rules) -> None:
-    """One turn at a time, begun in inbox order (G5)."""
-    if draft.state.turn is None and not draft.state.queue:
-        draft.dispositions.append("started")
-        turns.begin(draft, ref, rules)
-        return
-    draft.dispositions.append("queued")
-    draft.set(queue=(*draft.state.queue, ref))
-    draft.line("input.queued", turn="", origin=ref.origin.kind, event=ref.event)
-
-
 def _full(draft: Draft) -> bool:
-    return len(draft.state.queue) >= MOST_QUEUED
+    return draft.state.waiting >= MOST_QUEUED
 
 
 def _dropped(draft: Draft, ref: InputRef) -> None:
@@ -115,34 +118,10 @@ def _dropped(draft: Draft, ref: InputRef) -> None:
     draft.trimmed.append(ref.number)
 
 
-def _mark_gone(draft: Draft, input: Input, rules: Rules) -> None:
-    """The source says that a subject of ours is gone: its operation is marked before any turn starts (§4.1)."""
-    if input.kind != "event" or not rules.event_type(input).gone:
-        return
-    known = draft.state.operations.get(draft.state.subjects.get(input.subject, ""))
-    if known is None or known.gone:
-        return
-    marked = known.model_copy(update={"gone": True})
-    draft.set(operations={**draft.state.operations, known.id: marked})
-    name = input.subject.rpartition(":")[2]
-    draft.line("effect.gone", f"{name}, reported by {input.source}", turn=known.turn, operation=known.id)
-
-
 def _control(draft: Draft, ref: InputRef) -> None:
     draft.dispositions.append("control")
     draft.outcomes.append((ref, "acted"))
     draft.trimmed.append(ref.number)
-
-
-def _remember_event(draft: Draft, input: Input) -> None:
-    draft.remember(
-        kind="event",
-        source=input.source,
-        verified=input.origin.verified,
-        event=input.event,
-        type=input.type,
-        data=input.data,
-    )
 
 
 def _shown(input: Input) -> str:

@@ -8,15 +8,19 @@ from typing import Any, Protocol
 from libs.contracts.application import Application, EventType
 from libs.contracts.canonical import JSON
 from libs.contracts.ingress import Input
+from libs.contracts.meaning import names_of
 from libs.contracts.origin import Origin
 from libs.contracts.session import Step
 from libs.contracts.templates import TemplateError, render
+from services.session.domain.state import Turn
 
 EXACT_DECISION = re.compile(r"(yes|no) (A[1-9][0-9]{0,8})")
 """The one text that decides (design §3.3)."""
 _ALMOST = re.compile(
     r"\W*(yes|yep|yeah|no|nope|ok|okay|sure|approved?|accept|decline|confirm|go ahead)\b.*", re.IGNORECASE | re.DOTALL
 )
+MOST_NOTICE = 2_000
+"""Characters of a notice: it is made of somebody else's data, whose size is theirs to choose."""
 _ALMOST_LENGTH = 60
 """Characters. A longer text that begins with "no" is a wish, not an attempt to answer."""
 
@@ -38,11 +42,30 @@ class Rules:
     operation_wait_ms: int
     not_after_ms: int
     labs: frozenset[str] = frozenset()
+    look_up_wait_ms: int = 120_000
+    """So long a turn waits for the look-up of an operation whose answer was lost."""
+
+    @property
+    def slow_planner(self) -> bool:
+        """Whether plans are made off the partition: by whatever is not rules at hand (design §4.3)."""
+        return self.application.planner.scripted is None
+
+    @property
+    def plan_deadline_ms(self) -> int:
+        """Milliseconds that a planner off the partition has."""
+        return round(self.application.planner.deadline * 1000)
 
     def event_type(self, input: Input) -> EventType:
-        """What this type of event means; nothing special where the file is silent."""
-        source = self.application.sources.get(input.source)
-        return source.meaning(input.type) if source else EventType()
+        """What this type of event means; nothing special where the file is silent. Nothing but an event has a type
+        there: a timer may be called as a source is."""
+        if input.kind != "event":
+            return EventType()
+        return self.meaning(input.source, input.type)
+
+    def meaning(self, source: str, type: str) -> EventType:
+        """What the file says of a source's type of event."""
+        known = self.application.sources.get(source)
+        return known.meaning(type) if known else EventType()
 
     def needs_consent(self, tool: str, origin: Origin) -> bool:
         """Whether the owner is asked before this tool runs in a turn of this origin (G3)."""
@@ -55,6 +78,28 @@ class Rules:
                 return True
             case "unless-user":
                 return origin.kind != "user"
+
+    @property
+    def observe(self) -> bool:
+        """Whether questions are computed and nothing is blocked (design §4.3)."""
+        return self.application.session.observe
+
+    def unasked(self, tool: str, turn: Turn) -> bool:
+        """Whether observe mode alone lets this step of a turn run: its owner would have been asked."""
+        return self.observe and not turn.action and self.needs_consent(tool, turn.origin)
+
+    def lookup_of(self, tool: str) -> str:
+        """The tool that asks the destination what became of an operation of this one, or ""."""
+        known = self.application.tools.get(tool)
+        return known.lookup.tool if known is not None and known.lookup is not None else ""
+
+    def notice_of(self, meaning: EventType, input: Input) -> str | None:
+        """What the user is told of a notice; None where the data does not fit its template."""
+        try:
+            text = render(meaning.notice or "", names_of(input.data, input.type, input.event, input.source))
+        except TemplateError:
+            return None
+        return text[:MOST_NOTICE].strip() or None
 
     def faults(self, steps: tuple[Step, ...]) -> list[str]:
         """What is wrong with a plan's steps: unknown tools, arguments that do not fit."""

@@ -36,6 +36,7 @@ class InputRef(Part):
     accepted_at: int
     depth: int
     trace: str = ""
+    subject: str = ""
 
     @classmethod
     def of(cls, input: Input) -> "InputRef":
@@ -52,6 +53,7 @@ class InputRef(Part):
             accepted_at=input.accepted_at,
             depth=input.depth,
             trace=input.trace,
+            subject=input.subject,
         )
 
 
@@ -63,6 +65,7 @@ class Asker(Part):
     input: InputRef
     used: tuple[str, ...]
     """Operation keys that its lineage has used."""
+    joined: tuple["Joined", ...] = ()
 
 
 class OperationRef(Part):
@@ -97,6 +100,61 @@ class Action(Part):
     asker: Asker
     question: str = ""
     asked: bool = False
+    superseded_by: str = ""
+    """The newer event about its subject: consent was told to close it, and answers what became of it."""
+
+
+class Joined(Part):
+    """An input that became part of a turn which ran already: of the turn's own origin, or it would not be here."""
+
+    input: InputRef
+    relation: Literal["adds", "independent", "revises", "unclear"]
+    told: bool = False
+    """Its outcome is told already: a continuation works for inputs that ended with the turn that asked."""
+
+
+class Joining(Part):
+    """What the next boundary between steps merges into the turn."""
+
+    input: InputRef
+    steps: tuple[Step, ...] = ()
+    reply: str = ""
+    why: str = ""
+
+
+class Pause(Part):
+    """An unclear input: the turn asks its owner at the next boundary, and waits."""
+
+    input: InputRef
+    question: str
+    answer: InputRef | None = None
+
+
+class Kept(Part):
+    """An operation of the lineage's earlier turns, which a restarted turn uses again instead of sending it anew."""
+
+    operation: str
+    key: str
+    tool: str
+    args: dict[str, JSON]
+    state: Literal["sent"] | OperationState
+    result: JSON = None
+    reason: str = ""
+    taken: bool = False
+    """A step of the running turn has it: each is used once."""
+    undone: bool = False
+    """Compensated, and so never used again."""
+
+
+class PlanWanted(Part):
+    """A plan that a planner off the partition owes. `deadline` in milliseconds (Unix)."""
+
+    turn: str
+    plan: int
+    token: str
+    deadline: int
+    about: int = 0
+    """Number of the input whose relation to the turn is asked; 0 asks for the turn's own plan."""
 
 
 class Turn(Part):
@@ -116,16 +174,50 @@ class Turn(Part):
     results: tuple[Result, ...] = ()
     operation: str = ""
     """The operation that it waits for."""
-    status: Literal["planning", "waiting", "cancelling"] = "planning"
+    status: Literal["planning", "waiting", "cancelling", "paused", "resuming", "revising"] = "planning"
     failing: str = ""
     """Why the plan stopped, while the planner is told."""
     started_at: int = 0
     deadline: int = 0
+    continues: bool = False
+    """It carries on for a turn that asked, with which its input's outcome was told."""
+    joined: tuple[Joined, ...] = ()
+    joining: tuple[Joining, ...] = ()
+    arrivals: tuple[InputRef, ...] = ()
+    """Came while it runs, of its own origin; the planner is asked about the first what it is to this turn."""
+    pausing: Pause | None = None
+    kept: tuple[Kept, ...] = ()
+    undo: tuple[str, ...] = ()
+    """The kept operations that its first steps compensate, one each."""
+    settling: tuple[str, ...] = ()
+    """Operations whose outcome is found out before a cancelled or revised turn goes on."""
+    revising: Joined | None = None
+    observed: int = 0
+    """In observe mode: the steps before this one were told as a question that would have been asked."""
 
     @property
     def origin(self) -> Origin:
         """Who started it."""
         return self.input.origin
+
+    @property
+    def seals(self) -> tuple[Seal, ...]:
+        """Those of all inputs that it was made of: what its calls have their authority from."""
+        return (self.input.seal, *(joined.input.seal for joined in self.joined))
+
+    @property
+    def undoing(self) -> str:
+        """The kept operation that the step at hand compensates, or ""."""
+        return self.undo[self.position] if self.position < len(self.undo) else ""
+
+
+class TimerRef(Part):
+    """A pending timer, as the operation that set it told."""
+
+    operation: int
+    """The number of that operation: a subject's timers that were set after it became moot are meant."""
+    subject: str = ""
+    repeats: bool = False
 
 
 class SessionState(Part):
@@ -143,3 +235,43 @@ class SessionState(Part):
     acts: int = 0
     ops: int = 0
     seq: int = 0
+    plans: int = 0
+    """Plans requested off the partition."""
+    wanted: tuple[PlanWanted, ...] = ()
+    """At most two: the running turn's own, and one about an input that came meanwhile."""
+
+    watermarks: dict[str, tuple[str, int]] = {}
+    """Of a source's stream about a subject: the newest sequence that was applied, and when it was accepted (ms)."""
+    moot: dict[str, int] = {}
+    """Subjects that are moot, with the number of the newest operation then."""
+    timers: dict[str, TimerRef] = {}
+    looking: dict[str, int] = {}
+    """Operations whose destination is asked for their state, with the time until which turns wait for it (ms)."""
+    gone_early: dict[str, str] = {}
+    """Subjects that a source said are gone before we knew the operation that registered them, with that source."""
+    skipped: tuple[str, ...] = ()
+    """Timers' skipped instants that were told, newest last."""
+    begun: dict[str, dict[int, int]] = {}
+    """Turns begun by an origin, by the number of the five minutes (Unix) in which they began."""
+
+    @property
+    def waiting(self) -> int:
+        """How many inputs wait for a turn, or for the planner to say what they are."""
+        return len(self.queue) + (len(self.turn.arrivals) if self.turn else 0)
+
+    @property
+    def next_deadline(self) -> int:
+        """When the session must be looked at whatever comes (G9), in milliseconds (Unix); 0 where nothing is due."""
+        due = [wanted.deadline for wanted in self.wanted]
+        if self.turn is not None and self.turn.deadline:
+            due.append(self.turn.deadline)
+        if self.reading_until:
+            due.append(self.reading_until)
+        return min(due, default=0)
+
+    @property
+    def reading_until(self) -> int:
+        """When the first of the queue stops waiting for a look-up of its subject, in ms; 0 where none waits."""
+        if self.turn is not None or not self.queue or self.queue[0].kind != "event":
+            return 0
+        return self.looking.get(self.subjects.get(self.queue[0].subject, ""), 0)

@@ -156,6 +156,8 @@ def _render(entry: Entry, number: int) -> list[Entry]:
             return [{"role": "assistant", "content": entry["text"]}]
         case "event":
             data = {name: entry.get(name) for name in ("source", "verified", "event", "type", "data")}
+            if entry.get("late"):  # it came after newer ones about its subject
+                data["late"] = True
             return _call(f"call_{number}", "read_event", {"event": entry.get("event")}, data)
         case "tool":
             told = {name: entry.get(name) for name in ("operation", "state", "result", "reason")}

@@ -1,7 +1,8 @@
--- Commit one decision: state, lines, history, outcomes, trimmed inputs, deadline and outgoing messages at once.
--- KEYS     1 state  2 timeline  3 history  4 inbox  5 deadline  6 outbox messages  7 outbox due  8… outcome buckets
+-- Commit one decision: state, lines, history, record, outcomes, trimmed inputs, deadline and outgoing messages at once.
+-- KEYS     1 state  2 timeline  3 history  4 inbox  5 deadline  6 outbox messages  7 outbox due  8 record
+--          9… outcome buckets
 -- ARGV     1 version read  2 commit id  3 state  4 now (ms)  5 deadline (ms, or "")  6 session  7 time to live (ms)
---          8 lines kept  9 history kept  then counted lists: lines; history; trimmed numbers;
+--          8 lines kept  9 history kept  10 record kept  then counted lists: lines; history; record; trimmed numbers;
 --          outcomes as (key index, input id, value); outbox as (id, packed)
 -- RETURNS  {"committed", version} or {"conflict", version stored}
 -- STATE    v version  c last commit  d state  e day (since 1970) on which the time to live was set
@@ -21,7 +22,7 @@ end
 local ttl = ARGV[7]
 local today = math.floor(tonumber(ARGV[4]) / 86400000)
 redis.call('HSET', KEYS[1], 'v', expected + 1, 'c', ARGV[2], 'd', ARGV[3], 'e', today)
-local at = 10
+local at = 11
 local function push(key, kept)
   local n = tonumber(ARGV[at])
   local length = 0
@@ -38,10 +39,12 @@ local function push(key, kept)
 end
 push(KEYS[2], ARGV[8])
 push(KEYS[3], ARGV[9])
+push(KEYS[8], ARGV[10])
 if tonumber(stored[3]) ~= today then -- once a day is enough for a span of months
   for i = 1, 3 do
     redis.call('PEXPIRE', KEYS[i], ttl)
   end
+  redis.call('PEXPIRE', KEYS[8], ttl)
 end
 local trimmed = tonumber(ARGV[at])
 for i = at + 1, at + trimmed do

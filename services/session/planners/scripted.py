@@ -8,22 +8,45 @@
 
 `when` may name: origin (kind), source, type, text (a regular expression over the whole text), after (the tool of the
 last result; without it a rule is for a new input), state (of that result), action (whether the turn runs an accepted
-action), asked_type (type of the event whose turn asked), where (an expression that must be true). Templates see:
-m (groups of text), data, text, input, results, failing.
+action), asked_type (type of the event whose turn asked), where (an expression that must be true), and for what comes
+while a turn runs:
+
+    rules:
+      - when: {running: true, text: "also tell (?P<friend>\\w+)"}
+        relation: adds
+        steps: [{tool: text_friend, args: {friend: "{{ m.friend }}", text: "{{ running.text }}"}}]
+      - when: {running: true, text: "actually, (?P<day>\\w+)"}
+        relation: revises
+      - when: {text: "book (?P<day>\\w+) at (?P<time>[0-9:]+)", added: "actually, (?P<day>\\w+)"}
+        steps: [{tool: reserve_table, args: {day: "{{ m.day }}", time: "{{ m.time }}"}}]
+
+running (whether the question is what the input is to the running turn; `false` unless given), added (a regular
+expression over the text of the newest input that joined the turn, its groups come after those of `text`; without it a
+rule for a new input is for a turn that nothing joined), answer (a regular expression over the owner's answer to the
+question about this input; without it a rule is for an input that was not asked about). `relation` is the answer to
+`running: true`: adds, independent, revises or unclear; with `unclear` the reply is the question. Where no rule fits,
+the input is independent.
+
+Templates see: m (groups of text and added), data, text, input, results, failing, added (joined inputs, each with text,
+type and data), done (what earlier turns of a restarted or revised turn did: tool, args, state, result, undone),
+running (text, results, left), answer (its text).
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from libs.contracts.application import ApplicationError, Template
 from libs.contracts.ids import Slug
 from libs.contracts.session import Step
 from libs.contracts.templates import TemplateError, evaluate, fill, render
-from services.session.domain.plan import Plan, View
+from services.session.domain.memory import text_of
+from services.session.domain.plan import Plan, Relation, Running, View
+from services.session.domain.state import Kept, Result
 
 
 class Part(BaseModel):
@@ -44,8 +67,11 @@ class When(Part):
     action: bool | None = None
     asked_type: str | None = None
     where: str | None = None
+    running: bool = False
+    added: str | None = None
+    answer: str | None = None
 
-    @field_validator("text")
+    @field_validator("text", "added", "answer")
     @classmethod
     def _compiles(cls, text: str | None) -> str | None:
         if text is not None:
@@ -70,6 +96,13 @@ class Rule(Part):
     steps: tuple[RuleStep, ...] = ()
     reply: Template = ""
     note: Template = ""
+    relation: Relation = ""
+
+    @model_validator(mode="after")
+    def _relates_where_asked(self) -> Self:
+        if self.relation and not self.when.running:
+            raise ValueError("relation: only a rule with when.running: true is asked what an input is to a turn")
+        return self
 
 
 class RuleFile(Part):
@@ -109,28 +142,44 @@ class ScriptedPlanner:
                     return _filled(rule, {**context, "m": groups})
             except TemplateError as error:
                 return Plan(fault=f"a rule could not be filled in: {error}")
-        if view.results or view.action:
+        if view.results or view.action or view.running:
             return Plan()
         return Plan(reply="I do not know how to help with that.") if view.input.origin.kind == "user" else Plan()
 
 
 def _context(view: View) -> dict[str, Any]:
-    body = view.data
-    nested = body.get("data") if isinstance(body, dict) else None
     return {
-        "data": nested if isinstance(nested, dict) else body,
-        "text": body.get("text", "") if isinstance(body, dict) else "",
+        "data": _data(view.data),
+        "text": text_of(view.data),
         "input": {"source": view.input.source, "type": view.input.type, "event": view.input.event},
-        "results": [
-            {"tool": r.tool, "args": dict(r.args), "state": r.state, "result": r.result, "reason": r.reason}
-            for r in view.results
-        ],
+        "results": _results(view.results),
         "failing": view.failing,
+        "added": [{"text": text_of(a.data), "type": a.input.type, "data": _data(a.data)} for a in view.added],
+        "done": [{**r, "undone": kept.undone} for r, kept in zip(_results(view.done), view.done, strict=True)],
+        "running": _running(view.running) if view.running else None,
+        "answer": text_of(view.answer.data) if view.answer else "",
     }
 
 
+def _data(body: Any) -> Any:
+    nested = body.get("data") if isinstance(body, dict) else None
+    return nested if isinstance(nested, dict) else body
+
+
+def _results(results: Sequence[Result | Kept]) -> list[dict[str, Any]]:
+    return [
+        {"tool": r.tool, "args": dict(r.args), "state": r.state, "result": r.result, "reason": r.reason}
+        for r in results
+    ]
+
+
+def _running(running: Running) -> dict[str, Any]:
+    left = [{"tool": step.tool, "args": dict(step.args)} for step in running.left]
+    return {"text": text_of(running.data), "results": _results(running.results), "left": left}
+
+
 def _matches(when: When, view: View, context: dict[str, Any]) -> dict[str, Any] | None:
-    """The groups of `text` when all conditions hold, else None."""
+    """The groups of `text` and `added` when all conditions hold, else None."""
     last = view.results[-1] if view.results else None
     facts = {
         "origin": view.input.origin.kind,
@@ -145,14 +194,26 @@ def _matches(when: When, view: View, context: dict[str, Any]) -> dict[str, Any] 
         return None
     if when.action is not None and when.action != bool(view.action):
         return None
+    if when.running != (view.running is not None) or (when.answer is None) != (view.answer is None):
+        return None
+    if when.added is None and view.added and not view.running and last is None:
+        return None
+    groups = _groups(when, context)
+    if groups is None or (when.where is not None and not evaluate(when.where, {**context, "m": groups})):
+        return None
+    return groups
+
+
+def _groups(when: When, context: dict[str, Any]) -> dict[str, Any] | None:
+    newest = context["added"][-1]["text"] if context["added"] else None
     groups: dict[str, Any] = {}
-    if when.text is not None:
-        match = re.fullmatch(when.text, str(context["text"]), re.IGNORECASE | re.DOTALL)
+    for pattern, text in ((when.text, context["text"]), (when.added, newest), (when.answer, context["answer"])):
+        if pattern is None:
+            continue
+        match = re.fullmatch(pattern, text, re.IGNORECASE | re.DOTALL) if text is not None else None
         if match is None:
             return None
-        groups = match.groupdict()
-    if when.where is not None and not evaluate(when.where, {**context, "m": groups}):
-        return None
+        groups |= {name: value for name, value in match.groupdict().items() if value is not None or name not in groups}
     return groups
 
 
@@ -161,4 +222,5 @@ def _filled(rule: Rule, context: dict[str, Any]) -> Plan:
         steps=tuple(Step(tool=step.tool, args=fill(step.args, context)) for step in rule.steps),
         reply=render(rule.reply, context) if rule.reply else "",
         note=render(rule.note, context) if rule.note else "",
+        relation=rule.relation,
     )

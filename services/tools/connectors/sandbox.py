@@ -25,10 +25,12 @@ def sandbox_client(url: str) -> httpx2.AsyncClient:
 
 
 class SandboxConnector:
-    """One verb of one collection."""
+    """One verb of one collection. `loses_answers` is the lab switch `lose_answer`: the world acts, and its answer is
+    cut off on the way back."""
 
-    def __init__(self, client: httpx2.AsyncClient, configured: Configured) -> None:
+    def __init__(self, client: httpx2.AsyncClient, configured: Configured, *, loses_answers: bool = False) -> None:
         self._client = client
+        self._loses_answers = loses_answers
         self._configured = configured
         self._path = f"/v1/{configured.collection}/{configured.verb}"
 
@@ -46,7 +48,8 @@ class SandboxConnector:
                     return Failed(f"the sandbox cannot be reached: {type(error).__name__}")
                 await asyncio.sleep(delay)
             except httpx2.HTTPError as error:
-                return Unknown(f"the connection was cut: {type(error).__name__}")
+                lab = "lab: " if self._loses_answers else ""
+                return Unknown(f"{lab}the connection was cut: {type(error).__name__}")
         raise AssertionError("unreachable")
 
     async def _send(self, content: bytes, call: Call) -> Outcome:
@@ -60,6 +63,8 @@ class SandboxConnector:
         # Less than the call's whole time for connecting: what could not connect was provably not sent.
         timeout = httpx2.Timeout(call.timeout, connect=call.timeout / 3, pool=call.timeout / 3)
         answer = await self._client.post(self._path, content=content, headers=headers, timeout=timeout)
+        if self._loses_answers:
+            raise httpx2.ReadError("the answer was lost on its way")
         return _outcome(answer.status_code, answer.content)
 
     def _body(self, args: Any) -> dict[str, JSON]:

@@ -87,6 +87,7 @@ local lease_until = now + tonumber(ARGV[4])
 redis.call('HSET', KEYS[1], 'state', 'pending', 'call', call, 'owner', owner, 'lease_until', lease_until,
            'not_after', ARGV[5], 'fingerprint', ARGV[6], 'id', ARGV[7], 'turn', ARGV[8], 'root', ARGV[9],
            'tool', ARGV[10], 'args', ARGV[11], 'context', ARGV[12], 'attempt', attempt + 1, 'claimed_at', now,
+           'origin', ARGV[14],
            'action', action_step ~= '' and string.match(action, '([^:]+)$') or '', 'step', action_step)
 if state then -- a released key is claimed again
   redis.call('HDEL', KEYS[1], 'result', 'reason', 'finished_at')

@@ -1,0 +1,96 @@
+"""How a turn ends, and what becomes of the inputs that it leaves behind."""
+
+from itertools import takewhile
+
+from libs.contracts.reasons import EventOutcome, TimelineKind, TurnOutcome
+from libs.contracts.session import Notice
+from services.session.domain.draft import Draft, WantInput
+from services.session.domain.state import InputRef, Turn
+from services.session.domain.words import SAID
+
+COULD_NOT = "I could not do that: {why}."
+_LINES: dict[TurnOutcome, TimelineKind] = {
+    "done": "turn.done",
+    "failed": "turn.failed",
+    "cancelled": "turn.cancelled",
+    "restarted": "turn.restarted",
+}
+
+
+def end(draft: Draft, outcome: TurnOutcome, text: str = "", *, starts_next: bool = True) -> None:
+    """End the running turn and let the next queued input begin."""
+    turn = draft.turn
+    if outcome in _LINES:  # a turn that asked has said so
+        draft.line(_LINES[outcome], text)
+    if outcome != "restarted":
+        _tell_outcomes(draft, turn, "failed" if outcome == "failed" else "acted", cancelled=outcome == "cancelled")
+    draft.send(Notice(topic="turn", text=outcome, data={"turn": turn.id, "origin": turn.origin.kind}), turn.id)
+    draft.ends_with(turn.origin.kind, outcome, draft.now - turn.started_at)
+    draft.set(turn=None)
+    if draft.state.wanted:
+        draft.set(wanted=())
+    draft.want = None
+    if outcome != "restarted":
+        for ref in _left_behind(turn, cancelled=outcome == "cancelled"):
+            enqueue(draft, ref, "the turn ended")
+    if starts_next:
+        start_next(draft)
+
+
+def _tell_outcomes(draft: Draft, turn: Turn, became: EventOutcome, *, cancelled: bool) -> None:
+    ended = [] if turn.continues else [turn.input]
+    ended += [joined.input for joined in turn.joined if not joined.told]
+    ended += [turn.revising.input] if turn.revising else []
+    if cancelled:  # what was to be part of it is cancelled with it
+        ended += [joining.input for joining in turn.joining]
+    draft.outcomes += [(ref, became) for ref in ended]
+    draft.trimmed += [ref.number for ref in ended]
+
+
+def _left_behind(turn: Turn, *, cancelled: bool) -> list[InputRef]:
+    """Inputs that came while it ran and are no part of it yet: nothing that was accepted is lost (G1)."""
+    left = [] if cancelled else [joining.input for joining in turn.joining]
+    left += [turn.pausing.input] if turn.pausing else []
+    return left + list(turn.arrivals)
+
+
+def enqueue(draft: Draft, ref: InputRef, why: str) -> None:
+    """Let an input wait for a turn of its own, in inbox order (G5) behind accepted actions."""
+    queue = draft.state.queue
+    first = sum(1 for _ in takewhile(lambda queued: queued.kind == "decision", queue))
+    first += sum(1 for _ in takewhile(lambda queued: queued.number < ref.number, queue[first:]))
+    draft.dispositions.append("queued")
+    draft.set(queue=(*queue[:first], ref, *queue[first:]))
+    draft.line("input.queued", why, turn="", origin=ref.origin.kind, event=ref.event)
+
+
+def start_next(draft: Draft) -> None:
+    """The first of the queue is wanted, with its body."""
+    if draft.state.turn is None and draft.state.queue:
+        draft.want = WantInput(draft.state.queue[0].number)
+
+
+def fail(draft: Draft, why: str, *, tell: bool = True, limit: str = "") -> None:
+    """End the turn as failed: the reason to the operator's timeline, a plain sentence to the user.
+
+    `limit` names the limit that was reached, if that is why.
+    """
+    if limit:
+        draft.limits.append(limit)
+    if tell:
+        draft.say(COULD_NOT.format(why=why))
+    end(draft, "failed", why)
+
+
+def cancelled(draft: Draft) -> None:
+    """End a cancelled turn, naming what did happen, by the ledger's word alone."""
+    turn = draft.turn
+    happened = {kept.operation: (kept.tool, kept.state) for kept in turn.kept if not kept.undone}
+    happened |= {result.operation: (result.tool, result.state) for result in turn.results}
+    done = [
+        f"{tool} {SAID[state]}"
+        for tool, state in happened.values()
+        if state not in ("withdrawn", "refused", "failed", "expired")
+    ]
+    draft.say(f"Cancelled; {', '.join(done) or 'nothing was done'}.")
+    end(draft, "cancelled")

@@ -1,0 +1,192 @@
+"""Operations outlive turns: their keys, what is sent of them, and which of them a restarted turn uses again."""
+
+from libs.contracts.canonical import JSON, canonical
+from libs.contracts.session import Step
+from libs.contracts.tools import RunStep, StepFinished, WithdrawOperation, action_key, operation_key
+from services.session.domain.draft import Draft
+from services.session.domain.rules import Rules
+from services.session.domain.state import (
+    KEPT_OPERATIONS,
+    KEPT_SUBJECTS,
+    NEWEST_OPERATIONS,
+    Kept,
+    OperationRef,
+    Result,
+    SessionState,
+    Turn,
+)
+from services.session.domain.words import KINDS, shown, step_text
+
+_RANK = {"sent": 0, "pending": 0, "in_progress": 0, "unknown": 1}
+_FINAL = 2
+WITHDRAWN_FOR_MS = 86_400_000
+
+
+def run(draft: Draft, step: Step, rules: Rules) -> None:
+    """Send one step to the door."""
+    turn = draft.turn
+    operation = f"O{draft.state.ops + 1}"
+    key = action_key(turn.action, turn.position) if turn.action else _key(draft, turn, step, rules)
+    ref = OperationRef(id=operation, key=key, tool=step.tool, args=step.args, state="sent", turn=turn.id)
+    kept = _worth_keeping(draft.state)
+    draft.set(ops=draft.state.ops + 1, operations={**kept, operation: ref})
+    lab = _lab(turn, key, rules)
+    draft.set_turn(
+        operation=operation,
+        used=turn.used if key in turn.used else (*turn.used, key),
+        status="waiting",
+        deadline=draft.now + rules.operation_wait_ms,
+    )
+    observed = " (observe: its owner would have been asked)" if rules.unasked(step.tool, turn) else ""
+    draft.line("tool.sent", step_text(step) + lab + observed, operation=operation, action=turn.action)
+    draft.send(
+        RunStep(
+            operation=operation,
+            key=key,
+            turn=turn.id,
+            root=turn.root,
+            tool=step.tool,
+            args=step.args,
+            action=turn.action,
+            step=turn.position if turn.action else 0,
+            seals=turn.seals,
+            not_after=draft.now + rules.not_after_ms,
+        ),
+        key,
+        operation,
+    )
+
+
+def _lab(turn: Turn, key: str, rules: Rules) -> str:
+    """What a lab switch made of this call."""
+    if not rules.labs or turn.action:
+        return ""
+    lab = " (lab: authority by role)" if "authority_by_role" in rules.labs and turn.origin.kind != "user" else ""
+    lab += " (lab: keys by turn)" if "keys_by_turn" in rules.labs and turn.id != turn.root else ""
+    return lab + (" (lab: keys by step)" if "keys_by_step" in rules.labs and key in turn.used else "")
+
+
+def _worth_keeping(state: SessionState) -> dict[str, OperationRef]:
+    """The operations that news may still come of, by the ledger or by their subject, and the newest.
+
+    The state is written at every commit, so what is over leaves it; the ledger has all of them.
+    """
+    subjects = set(state.subjects.values())
+    newest = set(list(state.operations)[-NEWEST_OPERATIONS:])
+    kept = [
+        (id, known) for id, known in state.operations.items() if id in newest or id in subjects or known.state in _RANK
+    ]
+    return dict(kept[-KEPT_OPERATIONS:])
+
+
+def _key(draft: Draft, turn: Turn, step: Step, rules: Rules) -> str:
+    """Lineage, tool, arguments, occurrence: two genuine identical wishes have two keys (design §3.4).
+
+    What failed before it was sent released its key, and is tried anew with it.
+    """
+    root = turn.id if "keys_by_turn" in rules.labs else turn.root  # the lab's wrong form
+    if "keys_by_step" in rules.labs:
+        return operation_key(root, step.tool, step.args, 0)
+    if released := _released(draft, turn, step):
+        return released
+    occurrence = 0
+    while (key := operation_key(root, step.tool, step.args, occurrence)) in turn.used:
+        occurrence += 1
+    return key
+
+
+def _released(draft: Draft, turn: Turn, step: Step) -> str:
+    """The key of the last attempt at this very step, if that failed."""
+    for result in reversed(turn.results):
+        if same_call(result, step):
+            known = draft.state.operations.get(result.operation)
+            return known.key if known is not None and result.state == "failed" else ""
+    for kept in turn.kept:
+        if kept.state == "failed" and not kept.taken and same_call(kept, step):
+            take(draft, kept)
+            return kept.key
+    return ""
+
+
+def same_call(known: Kept | Result | Step, step: Step) -> bool:
+    """Tool and canonical arguments are the same: 1 and 1.0 are one number, 1 and true are not one value."""
+    return known.tool == step.tool and canonical(known.args) == canonical(step.args)
+
+
+def reusable(draft: Draft, step: Step, rules: Rules) -> Kept | None:
+    """The operation of the lineage that this step is: committed, in flight or unknown, each once, never one that is
+    gone, compensated or withdrawn."""
+    if "keys_by_turn" in rules.labs:
+        return None
+    for kept in draft.turn.kept:
+        known = draft.state.operations.get(kept.operation)
+        if kept.taken or kept.undone or (known is not None and known.gone):
+            continue
+        if kept.state in ("committed", "sent", "unknown") and same_call(kept, step):
+            return kept
+    return None
+
+
+def take(draft: Draft, kept: Kept) -> None:
+    """A step of the running turn has it now."""
+    change_kept(draft, kept.operation, taken=True)
+
+
+def change_kept(draft: Draft, operation: str, **changes: JSON) -> None:
+    """Change what is known of an operation of the lineage's earlier turns."""
+    turn = draft.turn
+    if any(kept.operation == operation for kept in turn.kept):
+        draft.set_turn(kept=tuple(k.model_copy(update=changes) if k.operation == operation else k for k in turn.kept))
+
+
+def kept_of(state: SessionState, turn: Turn) -> tuple[Kept, ...]:
+    """What a turn that takes this one's place may use again: its own operations and those that it had kept."""
+    earlier = {kept.operation: kept.model_copy(update={"taken": False}) for kept in turn.kept}
+    for result in turn.results:
+        known = state.operations.get(result.operation)
+        if result.operation not in earlier:
+            fields = result.model_dump()
+            earlier[result.operation] = Kept(**fields, key=known.key if known else "")
+    if turn.operation and turn.operation not in earlier and not turn.undoing:
+        known = state.operations[turn.operation]
+        earlier[known.id] = Kept(operation=known.id, key=known.key, tool=known.tool, args=known.args, state=known.state)
+    return tuple(earlier.values())
+
+
+def in_flight(turn: Turn) -> tuple[str, ...]:
+    """Operations of the lineage that may not have been claimed yet, or have not been answered."""
+    kept = [kept.operation for kept in turn.kept if kept.state == "sent"]
+    return tuple(dict.fromkeys([*([turn.operation] if turn.operation else []), *kept]))
+
+
+def withdraw(draft: Draft, operations: tuple[str, ...]) -> None:
+    """What is not claimed shall never run: the door leaves a tombstone, however late the call arrives."""
+    for operation in operations:
+        known = draft.state.operations[operation]
+        message = WithdrawOperation(operation=known.id, key=known.key, not_after=draft.now + WITHDRAWN_FOR_MS)
+        draft.send(message, known.key, known.id)
+
+
+def store_result(draft: Draft, known: OperationRef, finished: StepFinished, rules: Rules) -> None:
+    """Note what the ledger says of an operation, and the subject that it made ours."""
+    subject = rules.subject_of(known.tool, known.args, finished.result) if finished.state == "committed" else ""
+    replayed = finished.replay and finished.state == "committed"
+    text = f"{known.tool}: {shown(finished.state, finished.result, finished.reason)}"
+    if replayed and "keys_by_step" in rules.labs:
+        text += " (lab: keys by step)"
+    draft.line("tool.replayed" if replayed else KINDS[finished.state], text, operation=known.id, turn=known.turn)
+    updated = known.model_copy(update={"state": finished.state, "subject": subject})
+    draft.set(operations={**draft.state.operations, known.id: updated})
+    if subject:
+        kept = dict(list(draft.state.subjects.items())[-KEPT_SUBJECTS:])
+        draft.set(subjects={**kept, subject: known.id})
+    if draft.state.turn is not None and draft.state.turn.kept:
+        change_kept(draft, known.id, state=finished.state, result=finished.result, reason=finished.reason)
+
+
+def advances(old: str, new: str) -> bool:
+    """States only advance: sent → unknown → final. A final state stays (design §3).
+
+    That an operation is in progress is no news: the door, or the turn's deadline, will tell how it ended.
+    """
+    return _RANK.get(new, _FINAL) > _RANK.get(old, _FINAL)
