@@ -43,7 +43,8 @@ seal = st.builds(
 )
 step = st.builds(Step, tool=slug, args=json_object)
 input_ = st.builds(
-    Input, id=text, kind=st.sampled_from(["message", "event", "decision", "cancel", "timer"]), session=slug, number=whole,
+    Input, id=text, kind=st.sampled_from(["message", "event", "decision", "cancel", "timer"]), session=slug,
+    number=whole,
     source=slug, event=text, type=text, subject=text, data=json_value, origin=origin, seal=seal, accepted_at=whole,
     depth=whole, trace=text, sequence=text, stream=text,
 )  # fmt: skip
