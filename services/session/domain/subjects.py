@@ -113,6 +113,13 @@ def _operation(state: SessionState, subject: str) -> OperationRef | None:
     return state.operations.get(state.subjects.get(subject, "")) if subject else None
 
 
+def depth_of(state: SessionState, ref: InputRef) -> int:
+    """Causation depth of an input. An event about what an effect of ours made is one deeper than the turn of that
+    effect, whatever way it took through the world, which carries no depth (A12)."""
+    made_by = _operation(state, ref.subject) if ref.kind == "event" else None
+    return ref.depth if made_by is None else max(ref.depth, made_by.depth + 1)
+
+
 def _name(known: OperationRef) -> str:
     return known.subject.rpartition(":")[2] or known.id
 
