@@ -239,7 +239,7 @@ def timer_of(input: Input) -> str:
     return input.event.partition("@")[0]
 
 
-def _called(state: SessionState, timer: str) -> str:
+def called(state: SessionState, timer: str) -> str:
     """A timer for people: by the operation that set it, since its own name says nothing."""
     known = state.timers.get(timer)
     return f"O{known.operation}" if known else timer
@@ -295,7 +295,7 @@ def on_skipped(draft: Draft, message: TimerSkipped) -> None:
         return
     draft.set(skipped=(*draft.state.skipped, name)[-KEPT_EARLY:])
     many = f" ({message.count} instants)" if message.count > 1 else ""
-    draft.line("timer.skipped", f"{_called(draft.state, message.timer)}{many}: {message.reason}", turn="")
+    draft.line("timer.skipped", f"{called(draft.state, message.timer)}{many}: {message.reason}", turn="")
     if (known := draft.state.timers.get(message.timer)) and not known.repeats:
         _forget(draft, message.timer)
 
