@@ -312,6 +312,12 @@ def test_a_timer_that_repeats_stays_known():
     assert list(talk.state.timers) == ["t1"]
 
 
+def test_an_instant_is_called_by_the_operation_that_set_its_timer():
+    talk = with_timer()
+    instant(talk)
+    assert texts(talk, "input")[-1] == "timer of O1"
+
+
 def test_an_instant_waits_behind_a_running_turn():
     talk = busy()
     fired = instant(talk, subject="")

@@ -80,7 +80,8 @@ def fail(draft: Draft, why: str, *, tell: bool = True, limit: str = "") -> None:
     if limit:
         draft.limits.append(limit)
     if tell:
-        doubt = why == draft.turn.failing and draft.turn.results[-1].state == "unknown"
+        turn = draft.turn
+        doubt = why == turn.failing and any(result.state == "unknown" for result in turn.results[-1:])
         draft.say((DO_NOT_KNOW if doubt else COULD_NOT).format(why=why))
     end(draft, "failed", why)
 
