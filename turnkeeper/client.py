@@ -318,6 +318,22 @@ class Client:
             )
         )
 
+    def hold(self, collection: str) -> None:
+        """Let the sandbox's effects in a collection wait. Raises Refused for one that is not there."""
+        self._holds("POST", collection)
+
+    def release(self, collection: str, calls: int | None = None) -> None:
+        """Let the oldest so many of them go on; None: all, and the collection is held no more. Raises Refused."""
+        self._holds("DELETE", collection, **({} if calls is None else {"calls": calls}))
+
+    def waiting(self) -> dict[str, int]:
+        """Held collections of the sandbox, and how many calls wait in each."""
+        return self._holds("GET")
+
+    def _holds(self, method: str, *collection: str, **query: int) -> dict[str, int]:
+        answer = self._request("sandbox", self.target.sandbox_url(), method, _path("holds", *collection), params=query)
+        return dict(_accepted(answer).body["waiting"])
+
     # -- how it is asked
 
     def _get(self, service: str, path: str, **query: str | int) -> dict[str, Any]:

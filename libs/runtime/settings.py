@@ -87,7 +87,7 @@ class RuntimeSettings(BaseSettings):
     @classmethod
     def _known_lab(cls, text: str) -> str:
         given = set(filter(None, text.split(",")))
-        unknown = {switch for switch in given - set(LAB_SWITCHES) if not switch.startswith(f"{LOSE_ANSWER}:")}
+        unknown = {switch for switch in given - set(LAB_SWITCHES) if not switch.startswith(_LAB_OF_TOOLS)}
         if unknown:
             raise ValueError(f"there are no lab switches {', '.join(sorted(unknown))}")
         return text
@@ -116,6 +116,9 @@ class RuntimeSettings(BaseSettings):
 
 LOSE_ANSWER = "lose_answer"
 """`lose_answer:TOOL`: the sandbox does what the tool asks, and its answer is lost."""
+LATE_CALL = "late_call"
+"""`late_call:TOOL`: a session's first call of the tool reaches the door only after its withdrawal has."""
+_LAB_OF_TOOLS = (f"{LOSE_ANSWER}:", f"{LATE_CALL}:")
 LAB_SWITCHES = ("authority_by_role", "question_by_note", "keys_by_turn", "keys_by_step")
 """Each switches one rule to its wrong form, to show what the rule is for (scenarios marked lab)."""
 

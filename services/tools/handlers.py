@@ -15,6 +15,7 @@ from libs.runtime.settle import Outcome
 from services.tools.answers import Answers
 from services.tools.domain import Admitted, Catalogue, Found, Nothing, Rejection, Said, Silent, admit
 from services.tools.execution import Executor
+from services.tools.late import REASON, LateCalls
 from services.tools.lookups import Reconciler, subject_of
 from services.tools.metrics import ToolMetrics
 from services.tools.ports import Held, Known, Ledger, Told, Turned, Work
@@ -23,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 
 class ToolHandlers:
-    """The door's handlers. `everybody_is_user` is the lab switch `authority_by_role`."""
+    """The door's handlers. `everybody_is_user` is the lab switch `authority_by_role`, `late` the switch `late_call`."""
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class ToolHandlers:
         keys: SealKeys,
         *,
         everybody_is_user: bool = False,
+        late: LateCalls | None = None,
     ) -> None:
         self._catalogue = catalogue
         self._ledger = ledger
@@ -45,12 +47,15 @@ class ToolHandlers:
         self._metrics = metrics
         self._keys = keys
         self._everybody_is_user = everybody_is_user
+        self._late = late
 
     async def on_run_step(self, call: RunStep, ctx: Context) -> Outcome:
         """Do one step, once, if its turn may."""
         if not is_slug(call.key):
             raise PermanentError("bad_key", "an operation's key has letters, digits, - and _ only")
         session = ctx.envelope.session
+        if self._late is not None and self._late.keeps(call, ctx):
+            return Outcome.IN_PROGRESS
         step = await self._judge(call, session)
         if isinstance(step, Rejection):
             return await self._turn_away(call, ctx, Turned("refused", step.reason))
@@ -77,10 +82,13 @@ class ToolHandlers:
         if not is_slug(wish.key):
             raise PermanentError("bad_key", "an operation's key has letters, digits, - and _ only")
         session, told = ctx.envelope.session, _told(ctx)
-        answer = self._answers.turned(wish.operation, wish.key, session, "withdrawn", "", told, ctx.now)
+        reason = "" if self._late is None else REASON
+        answer = self._answers.turned(wish.operation, wish.key, session, "withdrawn", reason, told, ctx.now)
         known = await self._ledger.withdraw(
             session, wish.key, wish.operation, wish.not_after, told.call, [answer], ctx.now
         )
+        if self._late is not None:
+            await self._late.withdrawn(session, wish.key, self.on_run_step)
         if known is None:
             self._metrics.count("", "withdrawn")
             return Outcome.HANDLED

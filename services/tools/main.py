@@ -11,7 +11,7 @@ from libs.contracts.tools import LookUpOperation, RunStep, WithdrawOperation
 from libs.runtime.auth import Operators
 from libs.runtime.clock import Clock
 from libs.runtime.lifecycle import Runtime, run
-from libs.runtime.settings import LOSE_ANSWER, SettingsError
+from libs.runtime.settings import LATE_CALL, LOSE_ANSWER, SettingsError
 from services.tools.answers import Answers
 from services.tools.connectors.python import PythonConnector, load_function
 from services.tools.connectors.sandbox import SandboxConnector, sandbox_client
@@ -20,6 +20,7 @@ from services.tools.domain import Catalogue
 from services.tools.edge import Edge, create_app
 from services.tools.execution import Executor
 from services.tools.handlers import ToolHandlers
+from services.tools.late import LateCalls
 from services.tools.lookups import Reconciler
 from services.tools.metrics import ToolMetrics
 from services.tools.ports import Connector
@@ -73,9 +74,12 @@ async def build(rt: Runtime[ToolsSettings]) -> None:
     client = sandbox_client(settings.sandbox_url) if settings.sandbox_url else None
     if client is not None:
         rt.on_close(client.aclose)
-    loses = settings.lab_values(LOSE_ANSWER)
-    for name in sorted(loses):
-        rt.log.warning("lab.on", switch=LOSE_ANSWER, tool=name)
+    loses, late = settings.lab_values(LOSE_ANSWER), settings.lab_values(LATE_CALL)
+    for switch, names in ((LOSE_ANSWER, loses), (LATE_CALL, late)):
+        for name in sorted(names):
+            rt.log.warning("lab.on", switch=switch, tool=name)
+    if missing := sorted(late - set(application.tools)):
+        raise SettingsError([f"TURNKEEPER_LAB: {LATE_CALL}: there is no tool {name}" for name in missing])
     _serve(rt, application, connect(application, client, rt.clock, loses=loses))
 
 
@@ -107,9 +111,11 @@ def _serve(rt: Runtime[ToolsSettings], application: Application, connectors: Map
         catalogue, ledger, connectors, answers, metrics, clock=rt.clock, namespace=settings.namespace
     )
     by_role = "authority_by_role" in settings.labs
+    late = settings.lab_values(LATE_CALL)
     handlers = ToolHandlers(
-        catalogue, ledger, executor, answers, reconciler, metrics, settings.keys_of_seals, everybody_is_user=by_role
-    )
+        catalogue, ledger, executor, answers, reconciler, metrics, settings.keys_of_seals,
+        everybody_is_user=by_role, late=LateCalls(late) if late else None,
+    )  # fmt: skip
     if by_role:
         rt.log.warning("lab.on", switch="authority_by_role")
     if application.session.observe:

@@ -159,5 +159,10 @@ def test_the_issue_names_exactly_these_scenarios() -> None:
         "stale-replay",
         "who-is-this",
         "crash",
+        "four-arrivals",
+        "superseded",
+        "lost-answer",
+        "early-bird",
+        "loop",
     }
     assert scenarios.load("offer").settings == Settings()

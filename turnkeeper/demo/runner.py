@@ -3,7 +3,7 @@
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,8 +21,10 @@ from turnkeeper.demo.scenario import (
     Create,
     Decide,
     Expected,
+    Hold,
     Look,
     Publish,
+    Release,
     Replay,
     Say,
     Scenario,
@@ -36,6 +38,7 @@ PROGRESS_SECONDS = 3.0
 _REGISTERED = 'turnkeeper_messages_total{outcome="handled",service="ingress",type="ingress.register_subject.v1"}'
 _PENDING = "turnkeeper_consent_pending"
 _CURRENT_SECONDS = 10.0
+_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\+00:00|Z)")
 _PLACE = re.compile(r"\$([A-Z])(\d+)\b")
 
 
@@ -68,14 +71,33 @@ class Audience(Protocol):
 
 
 @dataclass(frozen=True)
+class Chapter:
+    """What came out in one session. `title` is "" where the scenario has but one."""
+
+    title: str
+    lines: tuple[TimelineLine, ...]
+    effects: tuple[str, ...]
+    world: tuple[str, ...]
+
+    def headed(self, lines: Iterable[str]) -> tuple[str, ...]:
+        """Lines under the chapter's title."""
+        return (f"== {self.title}", *lines) if self.title else tuple(lines)
+
+
+@dataclass(frozen=True)
 class Played:
-    """What came out. `lines` are the timeline's; `came` is all of it in the form that is compared."""
+    """What came out. `session` is the last one's; `came` is all of it in the form that is compared."""
 
     session: str
-    lines: tuple[TimelineLine, ...]
+    chapters: tuple[Chapter, ...]
     came: Expected
     samples: Mapping[str, float]
     """Metrics of all services, as they have grown since the scenario began."""
+
+    @property
+    def lines(self) -> tuple[TimelineLine, ...]:
+        """The timeline, of one session after another."""
+        return tuple(line for chapter in self.chapters for line in chapter.lines)
 
 
 class Runner:
@@ -93,33 +115,39 @@ class Runner:
         self._events: set[str] = set()
         self._began = int(time.time() * 1000)
         self._ending = self._free_ending()
-        self.session = SESSION + self._ending
-        self._offsets = self._records_now()
-        self._effects_before = len(client.effects())
+        self._sessions = 0
+        self._chapters: list[Chapter] = []
+        self._title = ""
+        self._held: set[str] = set()
+        self._begin_chapter("")
         self._before = self._scrape()
 
     def play(self) -> Played:
         """Do all steps, and look at what came out. Raises DemoError where a condition does not come true in time."""
-        for step in self._scenario.steps:
-            self._step(step)
+        try:
+            for step in self._scenario.steps:
+                self._step(step)
+        finally:
+            for collection in sorted(self._held):  # others may play on the same world
+                self._client.release(collection)
         now = self._current()
-        lines = self._timeline()
+        chapters = (*self._chapters, self._chapter())
         came = Expected(
-            timeline=tuple(f"{line.seq} {line.kind} {line.text}".rstrip() for line in lines),
+            timeline=_joined(chapter.headed(map(_compared, chapter.lines)) for chapter in chapters),
             answers=tuple(self._answers),
-            effects=tuple(self._effects()),
-            world=tuple(self._world()),
+            effects=_joined(chapter.headed(chapter.effects) for chapter in chapters),
+            world=_joined(chapter.headed(chapter.world) for chapter in chapters),
             deliveries=tuple(self._deliveries()),
         )
         growth = {name: value - self._before.get(name, 0.0) for name, value in now.items()}
-        return Played(self.session, lines, came, growth)
+        return Played(self.session, chapters, came, growth)
 
     def _step(self, step: Step) -> None:
         match step.action:
             case str() as text:
                 self._audience.told(text)
             case Create() as create:
-                self._client.create_session(self.session, create.owner)
+                self._create(create)
             case Say() as say:
                 self._say(say)
             case Publish() as publish:
@@ -131,6 +159,11 @@ class Runner:
             case ChangeWorld() as change:
                 where, values = self._real(change.where), self._real(change.set)
                 self._client.change_world(change.by, change.collection, where, values)
+            case Hold() as hold:
+                self._held.add(hold.collection)
+                self._client.hold(hold.collection)
+            case Release() as release:
+                self._release(release)
             case Wait() as wait:
                 self._wait(wait)
             case Look() as look:
@@ -140,10 +173,32 @@ class Runner:
             case dict() as wanted:
                 self._wait_for(lambda: self._metrics_fault(wanted), "the metrics")
 
+    # -- chapters
+
+    def _create(self, create: Create) -> None:
+        if self._sessions:
+            self._chapters.append(self._chapter())
+            self._begin_chapter(f"-{self._sessions + 1}")
+        self._sessions += 1
+        self._title = create.part
+        if create.part:
+            self._audience.told(f"== {create.part}")
+        self._client.create_session(self.session, create.owner)
+
+    def _begin_chapter(self, which: str) -> None:
+        """What was there before is not part of it."""
+        self.session = SESSION + which + self._ending
+        self._offsets = self._records_now()
+        self._effects_before = len(self._client.effects())
+
+    def _chapter(self) -> Chapter:
+        return Chapter(self._title, self._timeline(), tuple(self._effects()), tuple(self._world()))
+
     # -- what people and systems do
 
     def _say(self, say: Say) -> None:
-        answer = _tried(lambda: self._client.say(self.session, say.text, say.user))
+        key = say.id + self._ending if say.id else None
+        answer = _tried(lambda: self._client.say(self.session, say.text, say.user, key))
         self._answer(f'{say.user} says "{say.text}": {answer}')
 
     def _publish(self, publish: Publish) -> None:
@@ -209,6 +264,11 @@ class Runner:
         count = f"{len(told)} times, " if len(told) > 1 else ""
         same = f", {len(receipts)} receipt{'s' if len(receipts) > 1 else ''}" if count and receipts else ""
         self._answer(f"{decide.user} {decide.verdict}s {decide.action}: {count}{', '.join(said)}{same}")
+
+    def _release(self, release: Release) -> None:
+        self._client.release(release.collection, release.calls)
+        if release.calls is None:
+            self._held.discard(release.collection)
 
     def _end_or_start(self, names: tuple[str, ...], *, kill: bool) -> None:
         if self._processes is None:
@@ -306,6 +366,9 @@ class Runner:
         elif wait.event is not None:
             event = wait.event
             self._wait_for(lambda: self._held_fault(event.event, event.held), f"{event.event} held: {event.held}")
+        elif wait.calls is not None:
+            calls = wait.calls
+            self._wait_for(lambda: self._calls_fault(calls.collection, calls.count), f"calls to {calls.collection}")
         elif wait.metrics is not None:
             metrics = wait.metrics
             self._wait_for(lambda: self._metrics_fault(metrics), "the metrics")
@@ -352,6 +415,10 @@ class Runner:
     def _held_fault(self, event: str, wanted: bool) -> str | None:
         held = event + self._ending in {one["event"] for one in self._client.held()}
         return None if held == wanted else f"it is {'' if held else 'not '}held"
+
+    def _calls_fault(self, collection: str, wanted: int) -> str | None:
+        waiting = self._client.waiting().get(collection, 0)
+        return None if waiting == wanted else f"{waiting} wait, not {wanted}"
 
     def _metrics_fault(self, wanted: Mapping[str, float]) -> str | None:
         now = self._scrape()
@@ -426,7 +493,8 @@ class Runner:
                 return value
 
     def _shown(self, text: str) -> str:
-        """Text with ids as they would be on a deployment of the scenario's own."""
+        """Text with ids as they would be on a deployment of the scenario's own, and without times (a timer's)."""
+        text = _TIME.sub("(time)", text)
         if self._ending:
             text = text.replace(self._ending, "")
         for prefix, offset in self._offsets.items():
@@ -437,6 +505,14 @@ class Runner:
     def _answer(self, text: str) -> None:
         self._answers.append(text)
         self._audience.answered(text)
+
+
+def _joined(parts: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(line for part in parts for line in part)
+
+
+def _compared(line: TimelineLine) -> str:
+    return f"{line.seq} {line.kind} {line.text}".rstrip()
 
 
 def _less(found: re.Match[str], offset: int) -> str:

@@ -48,16 +48,19 @@ class Settings(Part):
 
 
 class Create(Part):
-    """An operator makes the scenario's session."""
+    """An operator makes the scenario's session. A scenario in several parts makes one for each, names each `part`, and
+    counts lines, records and actions anew from there."""
 
     owner: Slug
+    part: str = ""
 
 
 class Say(Part):
-    """A user speaks in the session."""
+    """A user speaks in the session. `id` is their Idempotency-Key, where it will be seen; drawn if none is given."""
 
     user: Slug = Field(alias="as")
     text: str
+    id: str = ""
 
 
 class Publish(Part):
@@ -102,6 +105,26 @@ class ChangeWorld(Part):
     set: dict[str, Any]
 
 
+class Hold(Part):
+    """What is done in a collection of the world waits, as with a slow destination, until it is released."""
+
+    collection: Slug
+
+
+class Release(Part):
+    """The oldest so many of the calls that wait go on; without a number all, and the collection is held no more."""
+
+    collection: Slug
+    calls: int | None = Field(None, ge=1)
+
+
+class Waiting(Part):
+    """So many calls wait in a held collection."""
+
+    collection: Slug
+    count: int = Field(1, ge=0)
+
+
 class Line(Part):
     """So many lines of a kind are in the timeline, each holding `text`."""
 
@@ -132,6 +155,7 @@ class Wait(Part):
     """So many subjects were registered since the scenario began."""
     action: ActionIs | None = None
     event: EventIs | None = None
+    calls: Waiting | None = None
     metrics: dict[str, float] | None = None
     ready: bool | None = None
     quiet: bool | None = None
@@ -171,6 +195,8 @@ class Step(Part):
     replay: Replay | None = None
     decide: Decide | None = None
     world: ChangeWorld | None = None
+    hold: Hold | None = None
+    release: Release | None = None
     wait: Wait | None = None
     look: Look | None = None
     kill: tuple[str, ...] | None = None

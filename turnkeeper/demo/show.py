@@ -44,17 +44,23 @@ class Silent:
 def print_played(played: Played) -> None:
     """Timeline, what ingress did not let through, the world."""
     print_line("\nTimeline")
-    for line in played.lines:
-        print_timeline_line(line)
+    for chapter in played.chapters:
+        if chapter.title:
+            print_line(f"== {chapter.title}")
+        for line in chapter.lines:
+            print_timeline_line(line)
     if played.came.deliveries:
         print_line("\nIngress's log: these wrote nothing to the session")
         for delivery in played.came.deliveries:
             print_line(f"    {one_line(delivery)}")
     print_line("\nThe world: what was really done, from the sandbox's own log, and how it is now")
-    for effect in played.came.effects:
-        print_line(f"    world {one_line(effect)}")
-    for fact in played.came.world:
-        print_line(f"-- {one_line(fact)}")
+    for chapter in played.chapters:
+        if chapter.title:
+            print_line(f"== {chapter.title}")
+        for effect in chapter.effects:
+            print_line(f"    world {one_line(effect)}")
+        for fact in chapter.world:
+            print_line(f"-- {one_line(fact)}")
 
 
 def print_metrics(grown: Mapping[str, float]) -> None:

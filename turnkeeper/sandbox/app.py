@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from libs.contracts.application import World as Collection
+from turnkeeper.sandbox.holds import Holds
 from turnkeeper.sandbox.log import DurableLog, LogError
 from turnkeeper.sandbox.world import Entry, Request, World
 
@@ -36,6 +37,7 @@ class Sandbox:
         self._world = world
         self._log = log
         self._now_ms = now_ms
+        self._holds = Holds()
 
     async def effect(self, http: HttpRequest) -> Response:
         """`POST /v1/{collection}/put|change|find`. A key again: the stored answer; with another body: 422."""
@@ -54,7 +56,23 @@ class Sandbox:
             request = Request(collection=collection, verb=verb, body=body, at=self._now_ms(), **_told(http.headers))
         except ValidationError:
             return _problem(404, "no such verb", verb)
+        await self._holds.passed(collection)
         return await self._commit(request)
+
+    async def holds(self, http: HttpRequest) -> Response:
+        """`POST /v1/holds/{collection}`: its effects wait; `DELETE …[?calls=N]`: the oldest N go on, or all and it is
+        held no more; `GET /v1/holds`: how many wait. Reads are never held. For demos and tests of slow destinations."""
+        collection = http.path_params.get("collection")
+        if collection is not None and collection not in self._world.collections:
+            return _problem(404, "no such collection", collection)
+        calls = http.query_params.get("calls")
+        if calls is not None and not (calls.isascii() and calls.isdecimal()):
+            return _problem(400, "calls is a number")
+        if collection is not None and http.method == "POST":
+            self._holds.hold(collection)
+        elif collection is not None:
+            self._holds.release(collection, None if calls is None else int(calls))
+        return _answer(200, {"waiting": self._holds.waiting()})
 
     async def world(self, http: HttpRequest) -> Response:
         """`GET /v1/world`: all records, and lines for people."""
@@ -147,6 +165,8 @@ def build(collections: Mapping[str, Collection], path: Path) -> Starlette:
     routes = [
         Route("/v1/world", sandbox.world),
         Route("/v1/log", sandbox.log),
+        Route("/v1/holds", sandbox.holds),
+        Route("/v1/holds/{collection}", sandbox.holds, methods=["POST", "DELETE"]),
         Route("/v1/{collection}/{verb}", sandbox.effect, methods=["POST"]),
         Route("/readyz", sandbox.ready),
     ]
