@@ -159,5 +159,15 @@ def test_the_issue_names_exactly_these_scenarios() -> None:
         "stale-replay",
         "who-is-this",
         "crash",
+        "also-sam",
+        "restaurant-says-sam",
+        "sunset",
+        "unclear",
+        "saturday",
+        "restart-by-turn",
+        "restart",
+        "two-wishes",
+        "two-wishes-kept",
+        "late-withdraw",
     }
     assert scenarios.load("offer").settings == Settings()
