@@ -29,9 +29,7 @@ class LateCalls:
         self._kept[session, call.key] = (call, ctx)
         return True
 
-    async def withdrawn(
-        self, session: str, key: str, handle: Callable[[RunStep, Context], Awaitable[Outcome]]
-    ) -> None:
+    async def withdrawn(self, session: str, key: str, handle: Callable[[RunStep, Context], Awaitable[Outcome]]) -> None:
         """The withdrawal is committed: now its call comes."""
         self._withdrawn.add((session, key))
         if kept := self._kept.pop((session, key), None):

@@ -164,5 +164,15 @@ def test_the_issue_names_exactly_these_scenarios() -> None:
         "lost-answer",
         "early-bird",
         "loop",
+        "also-sam",
+        "restaurant-says-sam",
+        "sunset",
+        "unclear",
+        "saturday",
+        "restart-by-turn",
+        "restart",
+        "two-wishes",
+        "two-wishes-kept",
+        "late-withdraw",
     }
     assert scenarios.load("offer").settings == Settings()

@@ -10,6 +10,7 @@ import httpx2
 import orjson
 import pytest
 
+from tests.support.eventually import eventually_sync
 from tests.support.sandbox import SandboxProcess, running_sandbox
 
 TABLE = {"record": {"party": 4, "day": "Fri", "time": "19:00"}}
@@ -58,6 +59,36 @@ def test_a_broken_rule_is_409_with_its_reason_and_again(shared: SandboxProcess) 
 ])  # fmt: skip
 def test_what_cannot_be_read_is_told_apart(shared: SandboxProcess, path: str, body: object, status: int) -> None:
     assert shared.post(path, body).status_code == status
+
+
+def test_a_held_collection_acts_when_it_is_released_and_reads_do_not_wait(tmp_path: Path) -> None:
+    with running_sandbox(tmp_path) as sandbox, ThreadPoolExecutor(1) as pool:
+        holds = f"{sandbox.url}/v1/holds"
+        httpx2.post(f"{holds}/reservations")
+        held = pool.submit(sandbox.post, "reservations/put", TABLE, key="slow")
+        eventually_sync(lambda: httpx2.get(holds).json() == {"waiting": {"reservations": 1}})
+        assert sandbox.post("reservations/find", {"where": {}}).json()["result"]["records"] == []
+        assert sandbox.post("messages/put", {"record": {"text": "hi"}}).status_code == 200
+        httpx2.delete(f"{holds}/reservations")
+        assert held.result(5).json()["result"]["id"] == "R1"
+        assert [entry["collection"] for entry in sandbox.entries()] == ["messages", "reservations"]
+
+
+@pytest.mark.parametrize("method, path, status", [
+    ("POST", "nothing", 404), ("DELETE", "nothing", 404), ("DELETE", "reservations?calls=x", 400),
+])  # fmt: skip
+def test_what_cannot_be_held_or_released_is_told(shared: SandboxProcess, method: str, path: str, status: int) -> None:
+    assert httpx2.request(method, f"{shared.url}/v1/holds/{path}").status_code == status
+
+
+def test_it_ends_when_asked_though_a_call_is_held(tmp_path: Path) -> None:
+    with running_sandbox(tmp_path) as sandbox, ThreadPoolExecutor(1) as pool:
+        holds = f"{sandbox.url}/v1/holds"
+        httpx2.post(f"{holds}/reservations")
+        pool.submit(sandbox.post, "reservations/put", TABLE)
+        eventually_sync(lambda: httpx2.get(holds).json() == {"waiting": {"reservations": 1}})
+        assert sandbox.end(signal.SIGTERM) in (0, -signal.SIGTERM)
+        assert sandbox.log.read_bytes() == b""
 
 
 def test_the_world_is_shown_for_people(tmp_path: Path) -> None:

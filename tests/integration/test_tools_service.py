@@ -213,6 +213,23 @@ async def test_a_lost_answer_is_looked_up_and_the_table_booked_once(door: DoorPr
     assert 'turnkeeper_tools_lookups_total{found="stands",tool="reserve_table"} 1.0' in metrics
 
 
+async def test_a_late_call_comes_after_its_withdrawal_and_only_the_first_is_late(
+    door: DoorProcess, sandbox: SandboxProcess
+) -> None:
+    await asyncio.to_thread(door.end, signal.SIGTERM)
+    door.environment |= {"TURNKEEPER_LAB": "late_call:reserve_table", "TURNKEEPER_LAB_DEMO": "1"}
+    await door.start()
+    call = step("reserve_table", TABLE, now=now())
+    await door.send(call)
+    await door.send(WithdrawOperation(operation="O1", key=call.key, not_after=call.not_after))
+    assert (await door.answered("O1", "withdrawn")).reason == "lab: the call is late"
+    await door.send(step("reserve_table", TABLE, now=now(), key="second", operation="O2"))
+    assert (await door.answered("O2")).state == "committed"
+    assert [entry["operation"] for entry in sandbox.entries()] == ["O2"]
+    metrics = (await door.get("/metrics")).text
+    assert 'turnkeeper_tools_operations_total{outcome="withdrawn",tool="reserve_table"} 1.0' in metrics
+
+
 async def test_a_door_that_is_asked_to_stop_drains_and_ends_well(door: DoorProcess) -> None:
     await door.send(step("reserve_table", TABLE, now=now()))
     await door.answered("O1")
@@ -222,6 +239,7 @@ async def test_a_door_that_is_asked_to_stop_drains_and_ends_well(door: DoorProce
 @pytest.mark.parametrize("lab, told", [
     ("lose_answer:sunset", "there is no tool sunset in the sandbox"),
     ("lose_answer", "there are no lab switches lose_answer"),
+    ("late_call:nothing", "late_call: there is no tool nothing"),
 ])  # fmt: skip
 def test_an_answer_can_be_lost_where_there_is_one(lab: str, told: str) -> None:
     environment = {

@@ -7,6 +7,7 @@ import pytest
 from turnkeeper.demo import DemoError, samples
 from turnkeeper.demo import scenario as scenarios
 from turnkeeper.demo.compare import differences, differences_after_crashes
+from turnkeeper.demo.runner import Chapter
 from turnkeeper.demo.scenario import Expected, Settings, laid_over
 
 RECORDED = Expected(
@@ -92,6 +93,7 @@ def test_a_recording_replaces_what_was_expected_and_nothing_else(tmp_path: Path)
         ("description: d\nsteps: [{explode: true}]", "explode"),
         ("description: d\nsteps: [{tell: a, kill: [redis]}]", "exactly one"),
         ("description: d\nsteps: [{wait: {}}]", "exactly one"),
+        ("description: d\nsteps: [{release: {collection: messages, calls: 0}}]", "calls"),
         ("- a list", "read"),
         ("steps: [", "read"),
     ],
@@ -100,6 +102,11 @@ def test_a_file_with_faults_is_refused_with_their_place(tmp_path: Path, text: st
     (tmp_path / "s.yaml").write_text(text)
     with pytest.raises(DemoError, match=says):
         scenarios.load("s", tmp_path)
+
+
+def test_what_comes_of_a_part_stands_under_its_title() -> None:
+    assert Chapter("in flight", (), (), ()).headed(["1 input"]) == ("== in flight", "1 input")
+    assert Chapter("", (), (), ()).headed(["1 input"]) == ("1 input",)
 
 
 def test_an_unknown_name_is_told() -> None:

@@ -10,6 +10,9 @@ from libs.contracts.application import ApplicationError, load_application
 from turnkeeper.sandbox.app import build
 from turnkeeper.sandbox.log import LogError
 
+GRACE_SECONDS = 3
+"""For calls that are open when it is asked to end; one that is held would be open for ever."""
+
 
 def main() -> int:
     """Serve the collections of the application's `sandbox` part until ended. Returns the exit status."""
@@ -24,7 +27,8 @@ def main() -> int:
     except (ApplicationError, LogError) as error:
         print(f"sandbox: {error}", file=sys.stderr)
         return 2
-    uvicorn.run(app, host=given.host, port=given.port, log_level="warning", access_log=False)
+    uvicorn.run(app, host=given.host, port=given.port, log_level="warning", access_log=False,
+                timeout_graceful_shutdown=GRACE_SECONDS)  # fmt: skip
     return 0
 
 

@@ -5,7 +5,7 @@ from collections import deque
 
 
 class Holds:
-    """Which collections are held, and the calls that wait, oldest first. In memory only: a new process holds nothing."""
+    """Which collections are held, and the calls that wait, oldest first. A new process holds nothing."""
 
     def __init__(self) -> None:
         self._held: dict[str, deque[asyncio.Event]] = {}
