@@ -137,7 +137,8 @@ class World:
         for entry in self.ledger:
             if entry["key"] == key and tool != "charge":  # which honours no key
                 return entry["result"]
-        entry = {"tool": tool, "argument": argument, "key": key, "result": {"id": f"{tool}{next(self._numbers)}"}}
+        id = argument if tool == "comment" else f"{tool}{next(self._numbers)}"
+        entry = {"tool": tool, "argument": argument, "key": key, "result": {"id": id}}
         self.ledger.append(entry)
         self.after(entry)
         if hold := self._holds.pop((tool, argument), None):
@@ -242,11 +243,12 @@ class Stage:
         return sum(
             sample.value
             for replica in range(REPLICAS[service])
-            for sample in self._samples(service, replica)
+            for sample in self.samples(service, replica)
             if sample.name == name and labels.items() <= sample.labels.items()
         )
 
-    def _samples(self, service: str, replica: int) -> Iterator[Any]:
+    def samples(self, service: str, replica: int) -> Iterator[Any]:
+        """A scrape of one replica."""
         text = httpx2.get(f"{self.stack.url(service, replica)}/metrics").text
         for family in text_string_to_metric_families(text):
             yield from family.samples
@@ -255,6 +257,11 @@ class Stage:
         """Kill processes as `kill -9` does, all at once, and start them again."""
         for name in names:
             self.stack.kill_service(name)
+        self.restarted(*names)
+
+    def restarted(self, *names: str) -> None:
+        """Start processes that were killed; what stood at their crossings never arrives."""
+        for name in names:
             self.stores[name].clear()
             self.brokers[name].clear()
         with ThreadPoolExecutor(len(names)) as pool:
