@@ -27,7 +27,9 @@ def run(draft: Draft, step: Step, rules: Rules) -> None:
     turn = draft.turn
     operation = f"O{draft.state.ops + 1}"
     key = action_key(turn.action, turn.position) if turn.action else _key(draft, turn, step, rules)
-    ref = OperationRef(id=operation, key=key, tool=step.tool, args=step.args, state="sent", turn=turn.id)
+    ref = OperationRef(
+        id=operation, key=key, tool=step.tool, args=step.args, state="sent", turn=turn.id, depth=turn.input.depth
+    )
     kept = _worth_keeping(draft.state)
     draft.set(ops=draft.state.ops + 1, operations={**kept, operation: ref})
     lab = _lab(turn, key, rules)

@@ -79,6 +79,8 @@ class OperationRef(Part):
     turn: str
     subject: str = ""
     gone: bool = False
+    depth: int = 0
+    """Causation depth of the turn that sent it; what its subject brings about is one deeper."""
 
 
 class Result(Part):

@@ -172,6 +172,15 @@ def next_may_begin(draft: Draft) -> None:
         draft.want = WantInput(draft.state.queue[0].number)
 
 
+# Causation
+
+
+def depth_of(state: SessionState, input: Input) -> int:
+    """An event about what an operation of ours made may be that operation's echo: it is one deeper (A12)."""
+    known = _operation(state, input.subject) if input.kind == "event" else None
+    return max(input.depth, known.depth + 1) if known is not None else input.depth
+
+
 # Moot
 
 

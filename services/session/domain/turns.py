@@ -29,7 +29,7 @@ __all__ = [
 
 def begin(draft: Draft, input: Input, rules: Rules) -> None:
     """Start the turn of an input; from here on the planner may see it."""
-    ref = InputRef.of(input)
+    ref = InputRef.of(input).model_copy(update={"depth": subjects.depth_of(draft.state, input)})
     if not limits.begins(draft, ref, rules):
         return
     subjects.turn_begins(draft, ref, rules)
