@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -252,6 +252,14 @@ class Stage:
         text = httpx2.get(f"{self.stack.url(service, replica)}/metrics").text
         for family in text_string_to_metric_families(text):
             yield from family.samples
+
+    @contextlib.contextmanager
+    def facing(self, replica: int) -> "Iterator[Stage]":
+        """The same stage, read through this replica of the session service."""
+        target = of_stack(self.stack)
+        urls = {**target.urls, "session": self.stack.url("session", replica)}
+        with Client(replace(target, urls=urls)) as client:
+            yield replace(self, client=client)
 
     def restart(self, *names: str) -> None:
         """Kill processes as `kill -9` does, all at once, and start them again."""
