@@ -101,6 +101,19 @@ def turns(talk: Talk) -> list[str]:
     return [line.event for line in talk.lines if line.kind == "turn.start"]
 
 
+# Causation
+
+
+def test_an_event_about_what_an_operation_made_is_one_deeper_than_the_turn_that_made_it(booked):
+    table(booked, v="1")
+    assert booked.sends[-1].of.depth == 1
+
+
+def test_an_event_about_what_nobody_here_made_begins_anew(booked):
+    film(booked, "film.news")
+    assert booked.sends[-1].of.depth == 0
+
+
 # Order
 
 
