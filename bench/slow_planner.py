@@ -18,6 +18,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -89,7 +90,8 @@ class Talk:
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self._began: dict[str, float] = {}
+        self._began: dict[str, deque[float]] = defaultdict(deque)
+        """Turns of one session end in the order of its messages, so each end answers the oldest."""
         self._change = asyncio.Event()
         self.took: dict[str, list[float]] = {SLOW: [], QUICK: []}
         """Seconds from a message to the word that its turn is done."""
@@ -113,10 +115,11 @@ class Talk:
     async def _heard(self, message: aio_pika.abc.AbstractIncomingMessage) -> None:
         session = (message.routing_key or "").rpartition(".")[0]
         outcome = orjson.loads(message.body)["body"]["text"]
-        if (began := self._began.pop(session, None)) is not None and outcome == "done":
+        began = self._began[session].popleft()
+        if outcome == "done":
             kind = SLOW if session.startswith(SLOW) else QUICK
             self.took[kind].append(time.perf_counter() - began)
-        elif began is not None:
+        else:
             say(f"{session}: its turn ended as {outcome}")
         self._change.set()
 
@@ -131,7 +134,7 @@ class Talk:
 
     async def say(self, session: str) -> None:
         """A user's message."""
-        self._began[session] = time.perf_counter()
+        self._began[session].append(time.perf_counter())
         key = {"idempotency-key": secrets.token_hex(8)}
         path = f"/v1/sessions/{session}/messages"
         await self._sent(lambda: self._client.post(path, json={"text": "go on"}, headers=key))
@@ -166,7 +169,8 @@ class Talk:
         while not reached():
             self._change.clear()
             if time.monotonic() > end:
-                raise RunError(f"not within {seconds:.0f} s: {what}; {len(self._began)} turns have not ended")
+                left = sum(len(waiting) for waiting in self._began.values())
+                raise RunError(f"not within {seconds:.0f} s: {what}; {left} turns have not ended")
             with_time = asyncio.wait_for(self._change.wait(), 0.2)
             await asyncio.gather(with_time, return_exceptions=True)
 

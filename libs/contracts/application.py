@@ -316,6 +316,8 @@ class Tool(Part):
     """Arguments that the door overwrites with who is acting, as templates over `origin` and `owner`."""
     connector: Connector
     registers: Template | None = None
+    """The subject that a committed operation makes the session's own: events about it are found to it, and count as
+    caused by it (`caps.causation_depth`)."""
     compensate: ToolCall | None = None
     """Undoes a committed operation when the user revises their wish. Sees the arguments and `result`."""
     lookup: Lookup | None = None

@@ -206,7 +206,7 @@ class Handlers:
             raise PermanentError("inbox_gap", f"input {want.about} in question is not in the inbox")
         view = await self._view(snapshot, decision, turn, about)
         if self._rules.slow_planner:
-            return Shown(view_json(view, self._rules.application.tools), want.about)
+            return Shown(view_json(view, self._rules.application), want.about)
         try:
             return Planned(await self._planner.plan(view), about)
         except Exception as error:

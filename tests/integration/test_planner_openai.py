@@ -267,7 +267,7 @@ async def test_a_view_without_messages_or_tools_is_asked_with_what_is_known():
     shown = {name: part for name, part in view().items() if name not in ("messages", "tools")}
     _, (asked,) = await made_by(answering(GOOD), bare.model_copy(update={"view": shown}))
     assert asked.body["messages"] == [{"role": "system", "content": SYSTEM}]
-    assert [tool["function"]["name"] for tool in asked.body["tools"]] == ["book"]
+    assert [tool["function"]["name"] for tool in asked.body["tools"]] == ["book", "set_timer", "cancel_timer"]
 
 
 @pytest.mark.parametrize("messages", ["hello", [5], [{"role": "developer", "content": "x"}], {"a": 1}])

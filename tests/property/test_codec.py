@@ -43,13 +43,15 @@ seal = st.builds(
 )
 step = st.builds(Step, tool=slug, args=json_object)
 input_ = st.builds(
-    Input, id=text, kind=st.sampled_from(["message", "event", "decision", "cancel"]), session=slug, number=whole,
+    Input, id=text, kind=st.sampled_from(["message", "event", "decision", "cancel", "timer"]), session=slug,
+    number=whole,
     source=slug, event=text, type=text, subject=text, data=json_value, origin=origin, seal=seal, accepted_at=whole,
-    depth=whole, trace=text,
+    depth=whole, trace=text, sequence=text, stream=text,
 )  # fmt: skip
 SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "seal": seal, "seals": st.lists(seal, max_size=2).map(tuple), "steps": st.lists(step, max_size=3).map(tuple),
-    "input": input_, "args": json_object, "data": json_object, "result": json_value,
+    "supersedes": st.lists(slug, max_size=2).map(tuple), "actions": st.lists(slug, max_size=2).map(tuple),
+    "view": json_object, "input": input_, "args": json_object, "data": json_object, "result": json_value,
 }  # fmt: skip
 
 
@@ -92,6 +94,15 @@ def test_a_bundle_is_read_back_member_by_member(members):
     assert [envelope.model_dump(exclude={"body"}) for envelope, _ in read] == [
         envelope.model_dump(exclude={"body"}) for envelope, _ in members
     ]
+
+
+@settings(max_examples=100, deadline=None)
+@given(an_envelope())
+def test_a_message_in_place_of_its_body_is_the_same_envelope(member):
+    envelope, message = member
+    read, body = decode(orjson.loads(encode(envelope.model_copy(update={"body": {}}), message)))
+    assert body == message
+    assert read.model_dump(exclude={"body"}) == envelope.model_dump(exclude={"body"})
 
 
 @settings(max_examples=60, deadline=None)

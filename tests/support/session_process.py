@@ -136,7 +136,9 @@ class Neighbours:
         async with asyncio.timeout(within):
             while len(found) < count:
                 for message in await take(queue, 1, within):
-                    found += [(member["session"], member["body"]) for member in orjson.loads(message.body)]
+                    body = orjson.loads(message.body)
+                    members = body if isinstance(body, list) else [body]
+                    found += [(member["session"], member["body"]) for member in members]
         return found
 
     async def runs(self, count: int) -> list[tuple[str, RunStep]]:

@@ -10,7 +10,7 @@ from libs.contracts.consent import ActionClosed, ActionNotAsked, SupersedeAction
 from libs.contracts.ingress import StopTimer, TimerSkipped
 from libs.contracts.origin import Origin
 from libs.contracts.session import Notice, Step
-from libs.contracts.tools import LookedUp, LookUpOperation
+from libs.contracts.tools import LookedUp, LookUpOperation, RunStep
 from services.session.domain import DeadlineReached
 from services.session.domain.plan import Plan
 from services.session.domain.state import SessionState
@@ -312,6 +312,12 @@ def test_a_timer_that_repeats_stays_known():
     assert list(talk.state.timers) == ["t1"]
 
 
+def test_an_instant_is_called_by_the_operation_that_set_its_timer():
+    talk = with_timer()
+    instant(talk)
+    assert texts(talk, "input")[-1] == "timer of O1"
+
+
 def test_an_instant_waits_behind_a_running_turn():
     talk = busy()
     fired = instant(talk, subject="")
@@ -538,3 +544,65 @@ def test_what_is_known_of_subjects_survives_being_stored():
     assert SessionState.model_validate_json(packed) == talk.state
     assert talk.state.watermarks
     assert talk.state.begun
+
+
+# Loops: the agent's own effects come back as events (A12)
+
+
+def echoing(depth: int = 0) -> Talk:
+    """Books at each event, and each booking makes a subject of its own."""
+    talk = Talk(one_plan(Plan(steps=(BOOK,))), rules(caps={"causation_depth": 2}))
+    talk.rules = replace(talk.rules, labs=frozenset({"authority_by_role"}))  # nobody is asked, so nobody stops it
+    talk.event(type="table.note", subject="reservation:r0", depth=depth)
+    return talk
+
+
+def echo(talk: Talk, number: int) -> None:
+    """What it has just made comes back."""
+    talk.finish(result={"id": f"r{number}"})
+    talk.event(type="table.note", subject=f"reservation:r{number}")
+
+
+def test_what_comes_back_of_the_agents_own_effects_ends_at_the_causation_depth():
+    talk = echoing()
+    for number in (1, 2, 3):
+        echo(talk, number)
+    assert [run.operation for run in talk.sent(RunStep)] == ["O1", "O2", "O3"]
+    assert talk.state.turn is None
+    assert texts(talk, "turn.failed") == ["causation depth 3 is above the limit"]
+    assert talk.limits == ["causation_depth"]
+
+
+def test_an_effect_that_comes_back_before_its_result_is_as_deep():
+    talk = echoing()
+    talk.event(type="table.note", subject="reservation:r1")
+    talk.finish(result={"id": "r1"})
+    assert [planned.input.depth for planned in talk.planned if not planned.results] == [0, 1]
+
+
+def test_what_follows_from_an_effect_is_as_deep_as_what_came_back():
+    talk = echoing()
+    echo(talk, 1)
+    assert [send.of.depth for send in talk.sends if isinstance(send.message, RunStep)] == [0, 1]
+
+
+def test_events_about_one_thing_do_not_add_up(booked):
+    for _ in range(6):
+        table(booked, "table.note")
+    assert [planned.input.depth for planned in booked.planned[-6:]] == [1] * 6
+
+
+def test_a_depth_that_came_with_an_event_is_not_made_less(booked):
+    table(booked, "table.note", depth=4)
+    assert booked.planned[-1].input.depth == 4
+
+
+def test_what_a_person_said_yes_to_begins_anew():
+    talk = Talk(one_plan(Plan(steps=(BOOK,))), rules(caps={"causation_depth": 2}))
+    talk.event(type="table.note", subject="reservation:r0", depth=2)
+    talk.asked()
+    talk.decision()
+    talk.finish(result={"id": "r1"})
+    talk.planner = lambda turn, body: Plan()
+    table(talk, "table.note")
+    assert talk.planned[-1].input.depth == 1

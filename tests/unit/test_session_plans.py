@@ -266,10 +266,55 @@ def test_a_look_up_that_says_nothing_in_time_leaves_the_outcome_unknown():
     talk.finish("unknown")
     talk.wait(talk.rules.look_up_wait_ms)
     assert talk.replies() == [
-        "I could not do that: rent has an unknown outcome (no answer from the door within the deadline)."
+        "I do not know yet whether that was done: rent has an unknown outcome (no answer from the door within the "
+        "deadline). I will tell you when I know."
     ]
     assert talk.state.turn is None
     assert len(talk.sent(RunStep)) == 1
+
+
+def doubtful() -> Talk:
+    """Its turn ended without anybody knowing whether it rented."""
+    talk = Talk(one_plan(Plan(steps=(RENT,)), after=Plan()))
+    talk.say("rent")
+    talk.finish("unknown")
+    talk.wait(talk.rules.look_up_wait_ms)
+    return talk
+
+
+@pytest.mark.parametrize(
+    ("state", "fields", "said"),
+    [
+        ("committed", {"result": {"id": "r1"}}, "Now I know: rent was done: r1."),
+        ("committed", {}, "Now I know: rent was done."),
+        ("failed", {"reason": "not known to look"}, "Now I know: rent failed: not known to look."),
+    ],
+)
+def test_who_was_told_that_nobody_knows_hears_the_truth_once(state, fields, said):
+    talk = doubtful()
+    talk.finish(state, **fields)
+    talk.finish(state, **fields)
+    assert talk.replies()[1:] == [said]
+    assert [(entry["kind"], entry.get("state")) for entry in talk.history[-2:]] == [("tool", state), ("reply", None)]
+    assert talk.state.turn is None
+
+
+def test_the_truth_is_told_also_while_another_turn_runs():
+    talk = doubtful()
+    talk.planner = one_plan(Plan(steps=(BOOK,)))
+    talk.say("book")
+    talk.finish("committed", operation="O1", result={"id": "r1"})
+    assert talk.replies()[1:] == ["Now I know: rent was done: r1."]
+    assert talk.state.turn is not None
+    assert talk.state.turn.operation == "O2"
+
+
+def test_a_late_result_that_nobody_was_left_in_doubt_about_is_not_told():
+    talk = Talk(one_plan(Plan(steps=(RENT,)), after=Plan(reply="Rented.")))
+    talk.say("rent")
+    talk.finish("unknown")
+    talk.finish("committed", result={"id": "r1"})
+    assert talk.replies() == ["Rented."]
 
 
 def test_a_cancel_waits_for_a_look_up_too():
@@ -280,6 +325,8 @@ def test_a_cancel_waits_for_a_look_up_too():
     assert talk.replies() == []
     talk.wait(WAIT_MS)
     assert talk.replies() == ["Cancelled; rent has an unknown outcome."]
+    talk.finish("committed", result={"id": "r1"})
+    assert talk.replies()[1:] == ["Now I know: rent was done: r1."]
 
 
 # -- what planners are shown

@@ -38,6 +38,7 @@ PROGRESS_SECONDS = 3.0
 _REGISTERED = 'turnkeeper_messages_total{outcome="handled",service="ingress",type="ingress.register_subject.v1"}'
 _PENDING = "turnkeeper_consent_pending"
 _CURRENT_SECONDS = 10.0
+_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\+00:00|Z)")
 _PLACE = re.compile(r"\$([A-Z])(\d+)\b")
 
 
@@ -492,7 +493,8 @@ class Runner:
                 return value
 
     def _shown(self, text: str) -> str:
-        """Text with ids as they would be on a deployment of the scenario's own."""
+        """Text with ids as they would be on a deployment of the scenario's own, and without times (a timer's)."""
+        text = _TIME.sub("(time)", text)
         if self._ending:
             text = text.replace(self._ending, "")
         for prefix, offset in self._offsets.items():

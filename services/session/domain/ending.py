@@ -9,6 +9,7 @@ from services.session.domain.state import InputRef, Turn
 from services.session.domain.words import SAID
 
 COULD_NOT = "I could not do that: {why}."
+DO_NOT_KNOW = "I do not know yet whether that was done: {why}. I will tell you when I know."
 _LINES: dict[TurnOutcome, TimelineKind] = {
     "done": "turn.done",
     "failed": "turn.failed",
@@ -71,14 +72,17 @@ def start_next(draft: Draft) -> None:
 
 
 def fail(draft: Draft, why: str, *, tell: bool = True, limit: str = "") -> None:
-    """End the turn as failed: the reason to the operator's timeline, a plain sentence to the user.
+    """End the turn as failed: the reason to the operator's timeline, a plain sentence to the user. What nobody knows
+    is not called undone: it may have happened.
 
     `limit` names the limit that was reached, if that is why.
     """
     if limit:
         draft.limits.append(limit)
     if tell:
-        draft.say(COULD_NOT.format(why=why))
+        turn = draft.turn
+        doubt = why == turn.failing and any(result.state == "unknown" for result in turn.results[-1:])
+        draft.say((DO_NOT_KNOW if doubt else COULD_NOT).format(why=why))
     end(draft, "failed", why)
 
 

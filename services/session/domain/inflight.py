@@ -72,34 +72,34 @@ def related(draft: Draft, plan: Plan, input: Input | None, rules: Rules) -> None
     ref, resuming = _in_question(turn), turn.status == "resuming"
     way, why = _way(turn, ref, plan, rules)
     draft.set_turn(pausing=None) if resuming else draft.set_turn(arrivals=turn.arrivals[1:])
-    if way in ("merge", "restart", "revise") and input is not None:
-        draft.remember(**entry_of(input))
-    _take(draft, ref, plan, way, why, rules)
+    entry = entry_of(input) if input is not None else {}
+    if way in ("restart", "revise"):
+        draft.remember(**entry)
+    _take(draft, Joining(input=ref, steps=plan.steps, reply=plan.reply, why=why, entry=entry), way, rules)
     now = draft.state.turn
     if resuming and now is not None and now.status == "resuming":
         draft.set_turn(status="planning")
         proceed(draft, rules)
 
 
-def _take(draft: Draft, ref: InputRef, plan: Plan, way: Way, why: str, rules: Rules) -> None:
+def _take(draft: Draft, what: Joining, way: Way, rules: Rules) -> None:
     match way:
         case "queue":
-            enqueue(draft, ref, why)
+            enqueue(draft, what.input, what.why)
         case "reject":
-            _reject(draft, ref, why)
+            _reject(draft, what.input, what.why)
         case "merge":
             draft.dispositions.append("merged")
-            joining = Joining(input=ref, steps=plan.steps, reply=plan.reply, why=why)
-            draft.set_turn(joining=(*draft.turn.joining, joining))
+            draft.set_turn(joining=(*draft.turn.joining, what))
         case "ask":
             draft.dispositions.append("unclear")
-            draft.set_turn(pausing=Pause(input=ref, question=plan.reply or UNSURE))
+            draft.set_turn(pausing=Pause(input=what.input, question=what.reply or UNSURE))
         case "restart":
             draft.dispositions.append("restarted")
-            revision.restart(draft, Joined(input=ref, relation="adds"), f"{why}: {ref.event}")
+            revision.restart(draft, Joined(input=what.input, relation="adds"), f"{what.why}: {what.input.event}")
         case "revise":
             draft.dispositions.append("revised")
-            revision.revise(draft, Joined(input=ref, relation="revises"), rules)
+            revision.revise(draft, Joined(input=what.input, relation="revises"), rules)
         case _:
             assert_never(way)
 

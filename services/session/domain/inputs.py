@@ -20,7 +20,7 @@ def on_input(draft: Draft, input: Input, rules: Rules) -> None:
     """Fold one input into the session. Its number is the next one."""
     draft.set(applied=input.number)
     ref = InputRef.of(input)
-    draft.line("input", _shown(input), turn="", origin=input.origin.kind, event=input.event)
+    draft.line("input", _shown(draft, input), turn="", origin=input.origin.kind, event=input.event)
     match _trusted_kind(input):
         case "decision":
             _on_decision(draft, ref, input, rules)
@@ -124,7 +124,7 @@ def _control(draft: Draft, ref: InputRef) -> None:
     draft.trimmed.append(ref.number)
 
 
-def _shown(input: Input) -> str:
+def _shown(draft: Draft, input: Input) -> str:
     """For people: a user's own words, otherwise who sent what kind of event, never a stranger's text."""
     match input.kind:
         case "message":
@@ -138,4 +138,4 @@ def _shown(input: Input) -> str:
         case "event":
             return f"{input.source}: {input.type or 'event'}"
         case "timer":
-            return f"timer {input.event}"
+            return f"timer of {subjects.called(draft.state, subjects.timer_of(input))}"

@@ -3,6 +3,7 @@
 from libs.contracts.canonical import JSON, canonical
 from libs.contracts.session import Step
 from libs.contracts.tools import RunStep, StepFinished, WithdrawOperation, action_key, operation_key
+from services.session.domain import subjects
 from services.session.domain.draft import Draft
 from services.session.domain.rules import Rules
 from services.session.domain.state import (
@@ -27,7 +28,9 @@ def run(draft: Draft, step: Step, rules: Rules) -> None:
     turn = draft.turn
     operation = f"O{draft.state.ops + 1}"
     key = action_key(turn.action, turn.position) if turn.action else _key(draft, turn, step, rules)
-    ref = OperationRef(id=operation, key=key, tool=step.tool, args=step.args, state="sent", turn=turn.id)
+    ref = OperationRef(
+        id=operation, key=key, tool=step.tool, args=step.args, state="sent", turn=turn.id, depth=_depth(draft)
+    )
     kept = _worth_keeping(draft.state)
     draft.set(ops=draft.state.ops + 1, operations={**kept, operation: ref})
     lab = _lab(turn, key, rules)
@@ -55,6 +58,14 @@ def run(draft: Draft, step: Step, rules: Rules) -> None:
         key,
         operation,
     )
+
+
+def _depth(draft: Draft) -> int:
+    """How deep in causes the running turn's effects are: as its deepest input. Where a person said yes to them, no
+    turn alone caused them."""
+    turn = draft.turn
+    inputs = [turn.input, *(joined.input for joined in turn.joined)]
+    return 0 if turn.action else max(subjects.depth_of(draft.state, input) for input in inputs)
 
 
 def _lab(turn: Turn, key: str, rules: Rules) -> str:

@@ -1,13 +1,13 @@
 """What a planner answers with, and what it is shown."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from libs.contracts.application import Tool
+from libs.contracts.application import Application
 from libs.contracts.canonical import JSON
 from libs.contracts.session import Step
 from services.session.domain.state import InputRef, Kept, Result
+from services.session.domain.view import budget_of, tools_of
 from services.session.domain.view import messages as chat
 
 Relation = Literal["", "adds", "independent", "revises", "unclear"]
@@ -83,8 +83,9 @@ class View:
         return chat(self.history)
 
 
-def view_json(view: View, tools: Mapping[str, Tool]) -> dict[str, Any]:
-    """A view for planners in other processes. It holds no seal: a planner carries no authority."""
+def view_json(view: View, application: Application) -> dict[str, Any]:
+    """A view for planners in other processes: see `docs/planners.md`. It holds no seal: a planner carries no
+    authority."""
     return {
         "session": view.session,
         "turn": view.turn,
@@ -97,8 +98,8 @@ def view_json(view: View, tools: Mapping[str, Tool]) -> dict[str, Any]:
         "done": [kept.model_dump(exclude={"key", "taken"}) for kept in view.done],
         "running": _running(view.running) if view.running else None,
         "answer": _added(view.answer) if view.answer else None,
-        "messages": list(view.messages),
-        "tools": [{"name": name, "effect": tool.effect, "args": tool.args} for name, tool in tools.items()],
+        "messages": list(chat(view.history, budget_of(application.planner))),
+        "tools": tools_of(application.tools),
     }
 
 

@@ -7,6 +7,7 @@ from services.session.domain.revision import settled
 from services.session.domain.rules import Rules
 from services.session.domain.state import OperationRef, Result, Turn
 from services.session.domain.steps import stepped
+from services.session.domain.words import SAID, shown
 
 
 def on_result(draft: Draft, finished: StepFinished, rules: Rules, *, last_word: bool = False) -> None:
@@ -20,6 +21,7 @@ def on_result(draft: Draft, finished: StepFinished, rules: Rules, *, last_word: 
     operations.store_result(draft, known, finished, rules)
     turn = draft.state.turn
     if turn is None or (turn.operation != known.id and known.id not in turn.settling):
+        _tell_at_last(draft, known, finished)
         return
     if finished.state == "unknown" and not last_word and _will_be_looked_up(known, rules):
         draft.set_turn(deadline=min(turn.deadline, draft.now + rules.look_up_wait_ms))
@@ -30,6 +32,8 @@ def on_result(draft: Draft, finished: StepFinished, rules: Rules, *, last_word: 
 def give_result(draft: Draft, known: OperationRef, finished: StepFinished, rules: Rules) -> None:
     """The turn has waited for this."""
     turn = draft.turn
+    if finished.state == "unknown":
+        _mark(draft, known.id, doubted=True)
     told = {"state": finished.state, "result": finished.result, "reason": finished.reason}
     draft.remember(kind="tool", tool=known.tool, args=known.args, operation=known.id, **told)
     result = Result(tool=known.tool, args=known.args, operation=known.id, **told)
@@ -39,6 +43,24 @@ def give_result(draft: Draft, known: OperationRef, finished: StepFinished, rules
     if turn.operation == known.id:
         _note(draft, turn, result)
     settled(draft, rules, known.id)
+
+
+def _tell_at_last(draft: Draft, known: OperationRef, finished: StepFinished) -> None:
+    """The turn ended in doubt about this and said so; whoever was told hears the truth, once."""
+    if not known.doubted or finished.state == "unknown":
+        return
+    _mark(draft, known.id, doubted=False)
+    told = {"state": finished.state, "result": finished.result, "reason": finished.reason}
+    draft.remember(kind="tool", tool=known.tool, args=known.args, operation=known.id, **told)
+    became = f"{known.tool} {SAID[finished.state]}"
+    more = shown(finished.state, finished.result, finished.reason)
+    text = f"{became}: {more}" if more not in ("done", finished.state) else became
+    draft.say(f"Now I know: {text}.", turn=known.turn, operation=known.id)
+
+
+def _mark(draft: Draft, operation: str, *, doubted: bool) -> None:
+    marked = draft.state.operations[operation].model_copy(update={"doubted": doubted})
+    draft.set(operations={**draft.state.operations, operation: marked})
 
 
 def _note(draft: Draft, turn: Turn, result: Result) -> None:

@@ -16,6 +16,8 @@ def restart(draft: Draft, joined: Joined, why: str, *, starts: bool = True) -> N
     old = draft.turn
     kept = operations.kept_of(draft.state, old)
     end(draft, "restarted", why, starts_next=False)
+    for joining in old.joining:
+        draft.remember(**joining.entry)
     merging = tuple(Joined(input=joining.input, relation="adds") for joining in old.joining)
     turn = Turn(
         id=f"T{draft.state.turns + 1}",

@@ -79,6 +79,10 @@ class OperationRef(Part):
     turn: str
     subject: str = ""
     gone: bool = False
+    depth: int = 0
+    """Causation depth of the turn that sent it; 0 where a person approved it: what comes of a yes begins anew."""
+    doubted: bool = False
+    """Its turn was told that its outcome is unknown, so the truth is owed (design §3.2)."""
 
 
 class Result(Part):
@@ -120,6 +124,8 @@ class Joining(Part):
     steps: tuple[Step, ...] = ()
     reply: str = ""
     why: str = ""
+    entry: dict[str, JSON] = {}
+    """What the history gets when it joins; if the turn fails before, it begins a turn of its own."""
 
 
 class Pause(Part):

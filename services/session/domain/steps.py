@@ -46,6 +46,7 @@ def _merge(draft: Draft) -> None:
         joined = Joined(input=joining.input, relation="adds")
         draft.set_turn(joining=(), joined=(*turn.joined, joined), steps=turn.steps + joining.steps)
         ref = joining.input
+        draft.remember(**joining.entry)
         draft.line("input.merged", joining.why, origin=ref.origin.kind, event=ref.event)
         if joining.reply:
             draft.say(joining.reply)

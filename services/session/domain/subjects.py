@@ -113,6 +113,13 @@ def _operation(state: SessionState, subject: str) -> OperationRef | None:
     return state.operations.get(state.subjects.get(subject, "")) if subject else None
 
 
+def depth_of(state: SessionState, ref: InputRef) -> int:
+    """Causation depth of an input. An event about what an effect of ours made is one deeper than the turn of that
+    effect, whatever way it took through the world, which carries no depth (A12)."""
+    made_by = _operation(state, ref.subject) if ref.kind == "event" else None
+    return ref.depth if made_by is None else max(ref.depth, made_by.depth + 1)
+
+
 def _name(known: OperationRef) -> str:
     return known.subject.rpartition(":")[2] or known.id
 
@@ -232,7 +239,7 @@ def timer_of(input: Input) -> str:
     return input.event.partition("@")[0]
 
 
-def _called(state: SessionState, timer: str) -> str:
+def called(state: SessionState, timer: str) -> str:
     """A timer for people: by the operation that set it, since its own name says nothing."""
     known = state.timers.get(timer)
     return f"O{known.operation}" if known else timer
@@ -288,7 +295,7 @@ def on_skipped(draft: Draft, message: TimerSkipped) -> None:
         return
     draft.set(skipped=(*draft.state.skipped, name)[-KEPT_EARLY:])
     many = f" ({message.count} instants)" if message.count > 1 else ""
-    draft.line("timer.skipped", f"{_called(draft.state, message.timer)}{many}: {message.reason}", turn="")
+    draft.line("timer.skipped", f"{called(draft.state, message.timer)}{many}: {message.reason}", turn="")
     if (known := draft.state.timers.get(message.timer)) and not known.repeats:
         _forget(draft, message.timer)
 

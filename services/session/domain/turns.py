@@ -32,6 +32,9 @@ def begin(draft: Draft, input: Input, rules: Rules) -> None:
     ref = InputRef.of(input)
     if not limits.begins(draft, ref, rules):
         return
+    # Only now: the result that made its subject ours may have come after the event itself.
+    if (depth := subjects.depth_of(draft.state, ref)) != ref.depth:
+        ref = ref.model_copy(update={"depth": depth})
     subjects.turn_begins(draft, ref, rules)
     draft.remember(**entry_of(input))
     turn_id = f"T{draft.state.turns + 1}"
