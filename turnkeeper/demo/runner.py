@@ -294,9 +294,8 @@ class Runner:
         elif look.held:
             held = [one for one in self._client.held() if one["event"] in self._events]
             for one in held:
-                self._answer(
-                    f"held: {one['source']} {self._shown(one['event'])} for {one['subject'] or one['session']}"
-                )
+                what = f"{one['event']} for {one['subject'] or one['session']}"
+                self._answer(f"held: {one['source']} {self._shown(what)}")
             if not held:
                 self._answer("held: nothing")
         elif look.outcome is not None:
@@ -334,10 +333,10 @@ class Runner:
         return shown
 
     def _counted_here(self, line: str) -> str | None:
-        id, space, rest = line.partition(" ")
+        id = line.partition(" ")[0]
         if id[:1] in self._offsets and id[1:].isdigit() and int(id[1:]) <= self._offsets[id[:1]]:
             return None
-        return self._shown(id) + space + rest
+        return self._shown(line)
 
     def _deliveries(self) -> list[str]:
         """What ingress did not let through the usual way since the scenario began, as its log says."""
