@@ -148,6 +148,7 @@ def test_a07_everything_restarts_while_a_question_is_open(stage: Stage, point: s
     stage.restart(*PROCESSES)
 
     action = stage.asked(session)
+    stage.until(session, "action.asked")  # whoever was to be told is told
     assert wish in action["question"]
     assert stage.world.did("order", wish) == []
     assert stage.click(session, action).status_code == 200
