@@ -18,6 +18,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from libs.contracts.session import TimelineLine
+from libs.runtime.scripts import Script
 from tests.support.crossing import Crossing, Hold
 from tests.support.eventually import eventually_sync
 from turnkeeper import stack as stacks
@@ -30,6 +31,8 @@ Planner = Callable[[View], Plan]
 OWNER = "ana"
 REPLICAS = {"ingress": 2, "session": 2, "consent": 1, "tools": 1}
 PROCESSES = tuple(f"{service}-{number}" for service, count in REPLICAS.items() for number in range(count))
+_FORGET = b"HDEL"
+"""How a sent message is taken out of the outbox."""
 _SUM = {"type": "object", "properties": {"sum": {"type": "string"}}, "required": ["sum"]}
 _TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 _KEY = {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]}
@@ -112,7 +115,7 @@ class World:
 
     def hold(self, tool: str, argument: str) -> Hold:
         """The next such call has its effect, and gets no answer before the hold is left."""
-        made = self._holds[tool, argument] = Hold(b"")
+        made = self._holds[tool, argument] = Hold(())
         return made
 
     def did(self, tool: str, *arguments: str) -> list[str]:
@@ -253,6 +256,15 @@ class Stage:
         for family in text_string_to_metric_families(text):
             yield from family.samples
 
+    def stop_at(self, process: str, point: str, script: Script, session: str) -> Callable[[], None]:
+        """Have a process stop at a point of what it does for a session by this script; a call that waits until it
+        stands there. Points: `before-the-commit`, `committed`, `before-the-send`, `sent`."""
+        store, broker = self.stores[process], self.brokers[process]
+        if point in ("before-the-commit", "committed"):
+            return store.hold(script.sha.encode(), session.encode(), reply=point == "committed").await_reached
+        sending = broker.hold(f'"session":"{session}"'.encode())
+        return sending.await_reached if point == "before-the-send" else lambda: _stands_after(sending, store)
+
     @contextlib.contextmanager
     def facing(self, replica: int) -> "Iterator[Stage]":
         """The same stage, read through this replica of the session service."""
@@ -274,6 +286,14 @@ class Stage:
             self.brokers[name].clear()
         with ThreadPoolExecutor(len(names)) as pool:
             list(pool.map(self.stack.start_service, names))
+
+
+def _stands_after(sending: Hold, store: Crossing) -> None:
+    """Let go what is being sent, and stop where it would be taken out of the outbox."""
+    sending.await_reached()
+    forgetting = store.hold(_FORGET)
+    sending.leave(passing=True)
+    forgetting.await_reached()
 
 
 @contextlib.contextmanager

@@ -11,9 +11,7 @@ import threading
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit, urlunsplit
 
-PUBLISH = struct.pack(">HH", 60, 40)
-ACK = struct.pack(">HH", 60, 80)
-_METHOD_FRAME = 1
+_BODY_FRAME = 3
 _HEADER_BYTES = 8
 """Of the protocol's greeting (`AMQP0091`), and of a frame: type, channel, size, and the octet at its end."""
 
@@ -22,7 +20,7 @@ _HEADER_BYTES = 8
 class Hold:
     """A point at which the traffic stops. `reply`: what was asked for is passed on, and its answer stops."""
 
-    marker: bytes
+    markers: tuple[bytes, ...]
     reply: bool = False
     reached: threading.Event = field(default_factory=threading.Event)
     _left: threading.Event = field(default_factory=threading.Event)
@@ -36,6 +34,10 @@ class Hold:
         """End it; what stands here is passed on, or never arrives."""
         self._passes = passing
         self._left.set()
+
+    def fits(self, data: bytes) -> bool:
+        """Whether this is what is waited for: it holds every marker, and nothing has stood here before."""
+        return not self.reached.is_set() and all(marker in data for marker in self.markers)
 
     def wait(self) -> bool:
         """Stand here; whether to pass on."""
@@ -72,9 +74,9 @@ class Crossing:
         self._pairs: list[_Pair] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def hold(self, marker: bytes, *, reply: bool = False) -> Hold:
-        """Stop at the next request that holds `marker`: the SHA-1 of a script, or an AMQP method."""
-        self._hold = Hold(marker, reply)
+    def hold(self, *markers: bytes, reply: bool = False) -> Hold:
+        """Stop at the next request to Redis, or body of a message to RabbitMQ, that holds all markers."""
+        self._hold = Hold(markers, reply)
         return self._hold
 
     def clear(self, *, passing: bool = False) -> None:
@@ -119,7 +121,7 @@ class Crossing:
     def _up(self, pair: _Pair) -> None:
         while data := pair.client.recv(1 << 16):
             hold = self._hold
-            if hold is not None and not hold.reached.is_set() and hold.marker in data:
+            if hold is not None and hold.fits(data):
                 if hold.reply:
                     pair.answer = hold
                 elif not hold.wait():
@@ -141,8 +143,7 @@ class Crossing:
             kind, _, size = struct.unpack(">BHI", head)
             payload = _exactly(pair.client, size + 1)
             hold = self._hold
-            stops = hold is not None and kind == _METHOD_FRAME and payload.startswith(hold.marker)
-            if stops and hold is not None and not hold.reached.is_set() and not hold.wait():
+            if hold is not None and kind == _BODY_FRAME and hold.fits(payload) and not hold.wait():
                 return
             pair.server.sendall(head + payload)
 
