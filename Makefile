@@ -1,8 +1,9 @@
 # Each target is one line that a person could type; its last line of output says what came out.
-# Variables: PYTHON= NAME= ARGS= SEED= FILE=
+# Variables: PYTHON= NAME= ARGS= SEED= FILE= JOBS=
 
 PYTHON ?= python3
 BIN := .venv/bin
+JOBS ?= 2
 .DEFAULT_GOAL := help
 
 help: ## what can be done
@@ -26,7 +27,7 @@ demo: install servers ## the main job, on a throw-away stack (NAME=offer for ano
 	$(BIN)/turnkeeper demo $(NAME)
 
 test: install servers ## all tests that need no container engine and no browser
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: install ## lint, types, import rules
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

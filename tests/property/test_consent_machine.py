@@ -38,6 +38,8 @@ class Known:
     lapses_at: int = 0
     lapsed: bool = False
     spent: set[int] = field(default_factory=set)
+    before: str = "cancelled"
+    """How one was closed that was never asked."""
 
 
 class Consent(RuleBasedStateMachine):
@@ -158,13 +160,12 @@ class Consent(RuleBasedStateMachine):
         outcome = str(self.run(self.world.handlers.on_cancel_action(message, context)))
         known = self.model.get(action)
         if known is None:
-            assert outcome == ("refused" if supersede else "handled")
-            if not supersede:
-                self.model[action] = Known("withdrawn")
+            assert outcome == "handled"
+            self.model[action] = Known("withdrawn", before=state)
         elif known.state == "pending":
             assert outcome == "handled"
             known.state = state
-        elif (known.state == state and not known.verdict) or (known.state == "withdrawn" and not supersede):
+        elif (known.state == state and not known.verdict) or (known.state == "withdrawn" and known.before == state):
             assert outcome == "repeated"
         else:
             assert outcome == "refused"
@@ -195,7 +196,7 @@ class Consent(RuleBasedStateMachine):
     def store_and_model_agree(self) -> None:
         stored, inbox, pending = self.run(self._look())
         for (action, known), (state, closed_as) in zip(self.model.items(), stored, strict=True):
-            assert state == ("cancelled" if known.state == "withdrawn" else known.state), action
+            assert state == (known.before if known.state == "withdrawn" else known.state), action
             assert (closed_as == "lapsed") == known.lapsed, action
         # Each decision is one numbered input, and the numbers have no gap.
         assert sorted(inbox) == list(range(1, self.decisions + 1))

@@ -71,6 +71,7 @@ TABLES: list[list[dict[str, str]]] = [
     [{"adds": "reject", "independent": "reject", "revises": "reject", "unclear": "reject"}],
     [{"source": "restaurant", "adds": "reject"}, {"adds": "restart", "independent": "reject"}],
 ]
+APPLICATION = make_rules().application
 PHASES = (Phase.generate, Phase.shrink) if os.environ.get("SEED") else (Phase.generate,)
 """A failure is made small only when it is replayed: that may take minutes."""
 plans = st.lists(st.sampled_from(sorted(STEPS)), max_size=2)
@@ -141,7 +142,7 @@ class Sessions(RuleBasedStateMachine):
         self.lingered = 0
         self.latest = [SessionState(session="s1")]
         self.stored, self.clock = Stored(), FakeClock()
-        self.planner = ViewPlanner(lambda view: planned(view_json(replace(view, history=()), {})))
+        self.planner = ViewPlanner(lambda view: planned(view_json(replace(view, history=()), APPLICATION)))
         if self.aim in ("paused", "resuming", "revising"):  # where nothing is asked or revised, no turn gets there
             table = [rule for rule in table if "unclear" not in rule and "revises" not in rule]
         rules = make_rules(planner=SLOW if slow else RULES, in_flight=table)
