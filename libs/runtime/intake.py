@@ -1,7 +1,8 @@
 """One queue, one channel: deliveries in, prefix acknowledgements out.
 
 A cumulative acknowledgement spans its whole channel, so each queue has a channel of its own, and only the prefix
-of deliveries that are all done is acknowledged, with one frame (design §3).
+of deliveries that are all done is acknowledged, with one frame (design §3). Where work is slow and needs no order, each
+delivery is acknowledged by itself instead: one that takes half a minute must not hold back a thousand others.
 """
 
 import asyncio
@@ -21,6 +22,8 @@ log = structlog.get_logger(__name__)
 
 WATCH_SECONDS = 1.0
 REOPEN_SECONDS = 1.0
+ANSWER_SECONDS = 10.0
+"""A broker that does not answer so long on a channel is asked anew on another: waiting for it would never end."""
 
 
 @dataclass(eq=False)
@@ -41,7 +44,7 @@ class Delivery:
     def done(self) -> None:
         """All members of this delivery are committed."""
         self.finished = True
-        self._channel.advance()
+        self._channel.finish(self)
 
     @property
     def stale(self) -> bool:
@@ -56,12 +59,15 @@ class Delivery:
 class _Channel:
     """The deliveries of one opened channel, in order, and the acknowledgement of their finished prefix."""
 
-    def __init__(self, underlay: aiormq.Channel) -> None:
+    def __init__(self, underlay: aiormq.Channel, *, singly: bool) -> None:
         self.underlay = underlay
+        self._singly = singly
         self.open: deque[Delivery] = deque()
         self.broken = asyncio.Event()
         self._scheduled = False
-        self._acks: set[asyncio.Task[None]] = set()
+        self._finished: list[int] = []
+        """Tags to acknowledge, in order; of a prefix the last one is enough."""
+        self._sending: asyncio.Task[None] | None = None
 
     @property
     def closed(self) -> bool:
@@ -70,7 +76,13 @@ class _Channel:
     def close_soon(self) -> None:
         self.broken.set()
 
-    def advance(self) -> None:
+    def receive(self, delivery: Delivery) -> None:
+        if not self._singly:
+            self.open.append(delivery)
+
+    def finish(self, delivery: Delivery) -> None:
+        if self._singly:
+            self._finished.append(delivery.tag)
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._acknowledge)
@@ -80,22 +92,29 @@ class _Channel:
         last = None
         while self.open and self.open[0].finished:
             last = self.open.popleft()
-        if last is not None and not self.closed:
-            task = asyncio.ensure_future(self._send(last.tag))
-            self._acks.add(task)
-            task.add_done_callback(self._acks.discard)
+        if last is not None:
+            self._finished = [last.tag]
+        if self._finished and self._sending is None and not self.closed:
+            # One after another: the driver's queue of frames is short and, when full, lets a later one overtake. The
+            # broker closes a channel that acknowledges a prefix after a longer one.
+            self._sending = asyncio.ensure_future(self._send())
 
-    async def _send(self, tag: int) -> None:
+    async def _send(self) -> None:
         try:
-            await self.underlay.basic_ack(tag, multiple=True, wait=False)
+            while self._finished:
+                tags, self._finished = self._finished, []
+                for tag in tags:
+                    await self.underlay.basic_ack(tag, multiple=not self._singly, wait=False)
         except (AMQPError, DriverError, OSError, RuntimeError):
             self.broken.set()  # the broker delivers again, and the marks recognise it
+        finally:
+            self._sending = None
 
     async def settled(self) -> None:
         """Wait for acknowledgements that are being written."""
         await asyncio.sleep(0)
-        if self._acks:
-            await asyncio.gather(*self._acks, return_exceptions=True)
+        if self._sending is not None:
+            await asyncio.gather(self._sending, return_exceptions=True)
 
 
 class Intake:
@@ -109,8 +128,10 @@ class Intake:
         *,
         prefetch: int,
         priority: int | None = None,
+        singly: bool = False,
     ) -> None:
         self.queue = queue
+        self._singly = singly
         self._broker = broker
         self._start = start
         self._prefetch = prefetch
@@ -138,15 +159,17 @@ class Intake:
     async def _consume(self) -> None:
         channel = await self._broker.consuming.channel(confirms=False)
         underlay = cast(aiormq.Channel, await channel.get_underlay_channel())
-        mine = _Channel(underlay)
+        mine = _Channel(underlay, singly=self._singly)
         try:
-            await underlay.basic_qos(prefetch_count=self._prefetch)
+            await underlay.basic_qos(prefetch_count=self._prefetch, timeout=ANSWER_SECONDS)
             arguments: dict[str, Any] = {} if self._priority is None else {"x-priority": self._priority}
 
             async def on_message(message: aiormq.abc.DeliveredMessage) -> None:
                 self._receive(mine, message)
 
-            consuming = await underlay.basic_consume(self.queue, on_message, arguments=arguments)
+            consuming = await underlay.basic_consume(
+                self.queue, on_message, arguments=arguments, timeout=ANSWER_SECONDS
+            )
             self.consuming = True
             while not self._stopping.is_set() and not mine.closed:
                 if consuming.consumer_tag not in underlay.consumers:
@@ -156,7 +179,7 @@ class Intake:
             await mine.settled()
         finally:
             mine.broken.set()
-            await channel.close()
+            await asyncio.wait_for(channel.close(), ANSWER_SECONDS)
 
     async def _wait_any(self, mine: _Channel) -> None:
         """Until the channel breaks, we stop, or it is time to look at the consumer."""
@@ -182,7 +205,7 @@ class Intake:
             tag=message.delivery_tag or 0,
             _channel=mine,
         )
-        mine.open.append(delivery)
+        mine.receive(delivery)
         self._start(delivery)
 
     async def _pause(self, seconds: float) -> None:
