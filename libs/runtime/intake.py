@@ -1,8 +1,7 @@
 """One queue, one channel: deliveries in, prefix acknowledgements out.
 
 A cumulative acknowledgement spans its whole channel, so each queue has a channel of its own, and only the prefix
-of deliveries that are all done is acknowledged, with one frame (design §3). Where work is slow and needs no order, each
-delivery is acknowledged by itself instead: one that takes half a minute must not hold back a thousand others.
+of deliveries that are all done is acknowledged, with one frame (design §3).
 """
 
 import asyncio
@@ -44,7 +43,7 @@ class Delivery:
     def done(self) -> None:
         """All members of this delivery are committed."""
         self.finished = True
-        self._channel.finish(self)
+        self._channel.advance()
 
     @property
     def stale(self) -> bool:
@@ -59,14 +58,13 @@ class Delivery:
 class _Channel:
     """The deliveries of one opened channel, in order, and the acknowledgement of their finished prefix."""
 
-    def __init__(self, underlay: aiormq.Channel, *, singly: bool) -> None:
+    def __init__(self, underlay: aiormq.Channel) -> None:
         self.underlay = underlay
-        self._singly = singly
         self.open: deque[Delivery] = deque()
         self.broken = asyncio.Event()
         self._scheduled = False
-        self._finished: list[int] = []
-        """Tags to acknowledge, in order; of a prefix the last one is enough."""
+        self._last: int | None = None
+        """The tag up to which all is finished and not acknowledged yet."""
         self._sending: asyncio.Task[None] | None = None
 
     @property
@@ -76,13 +74,7 @@ class _Channel:
     def close_soon(self) -> None:
         self.broken.set()
 
-    def receive(self, delivery: Delivery) -> None:
-        if not self._singly:
-            self.open.append(delivery)
-
-    def finish(self, delivery: Delivery) -> None:
-        if self._singly:
-            self._finished.append(delivery.tag)
+    def advance(self) -> None:
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._acknowledge)
@@ -93,18 +85,17 @@ class _Channel:
         while self.open and self.open[0].finished:
             last = self.open.popleft()
         if last is not None:
-            self._finished = [last.tag]
-        if self._finished and self._sending is None and not self.closed:
+            self._last = last.tag
+        if self._last is not None and self._sending is None and not self.closed:
             # One after another: the driver's queue of frames is short and, when full, lets a later one overtake. The
             # broker closes a channel that acknowledges a prefix after a longer one.
             self._sending = asyncio.ensure_future(self._send())
 
     async def _send(self) -> None:
         try:
-            while self._finished:
-                tags, self._finished = self._finished, []
-                for tag in tags:
-                    await self.underlay.basic_ack(tag, multiple=not self._singly, wait=False)
+            while self._last is not None:
+                tag, self._last = self._last, None
+                await self.underlay.basic_ack(tag, multiple=True, wait=False)
         except (AMQPError, DriverError, OSError, RuntimeError):
             self.broken.set()  # the broker delivers again, and the marks recognise it
         finally:
@@ -128,10 +119,8 @@ class Intake:
         *,
         prefetch: int,
         priority: int | None = None,
-        singly: bool = False,
     ) -> None:
         self.queue = queue
-        self._singly = singly
         self._broker = broker
         self._start = start
         self._prefetch = prefetch
@@ -159,7 +148,7 @@ class Intake:
     async def _consume(self) -> None:
         channel = await self._broker.consuming.channel(confirms=False)
         underlay = cast(aiormq.Channel, await channel.get_underlay_channel())
-        mine = _Channel(underlay, singly=self._singly)
+        mine = _Channel(underlay)
         try:
             await underlay.basic_qos(prefetch_count=self._prefetch, timeout=ANSWER_SECONDS)
             arguments: dict[str, Any] = {} if self._priority is None else {"x-priority": self._priority}
@@ -205,7 +194,7 @@ class Intake:
             tag=message.delivery_tag or 0,
             _channel=mine,
         )
-        mine.receive(delivery)
+        mine.open.append(delivery)
         self._start(delivery)
 
     async def _pause(self, seconds: float) -> None:

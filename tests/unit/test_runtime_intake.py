@@ -1,4 +1,4 @@
-"""Acknowledgements of a channel: in order and one after another where they are prefixes, each by itself where not."""
+"""Acknowledgements of a channel: prefixes, in order and one after another."""
 
 import asyncio
 import random
@@ -26,7 +26,7 @@ class Underlay:
 def deliveries(channel, count):
     made = [Delivery(b"", "", False, {}, None, None, None, tag, channel) for tag in range(1, count + 1)]
     for delivery in made:
-        channel.receive(delivery)
+        channel.open.append(delivery)
     return made
 
 
@@ -41,7 +41,7 @@ async def finish(channel, made, chance):
 @pytest.mark.parametrize("number", range(20))
 async def test_no_prefix_is_acknowledged_after_a_longer_one(seed, number):
     underlay = Underlay(seed + number)
-    channel = _Channel(underlay, singly=False)
+    channel = _Channel(underlay)
     await finish(channel, deliveries(channel, 50), underlay.chance)
     tags = [tag for tag, _ in underlay.acknowledged]
     assert tags == sorted(set(tags))
@@ -49,19 +49,9 @@ async def test_no_prefix_is_acknowledged_after_a_longer_one(seed, number):
     assert all(multiple for _, multiple in underlay.acknowledged)
 
 
-async def test_what_is_acknowledged_singly_waits_for_nobody_and_is_acknowledged_once(seed):
-    underlay = Underlay(seed)
-    channel = _Channel(underlay, singly=True)
-    slow, *quick = deliveries(channel, 50)
-    await finish(channel, quick, underlay.chance)
-    assert sorted(underlay.acknowledged) == [(tag, False) for tag in range(2, 51)]
-    await finish(channel, [slow], underlay.chance)
-    assert underlay.acknowledged[-1] == (1, False)
-
-
 async def test_nothing_is_acknowledged_beyond_the_finished_prefix(seed):
     underlay = Underlay(seed)
-    channel = _Channel(underlay, singly=False)
+    channel = _Channel(underlay)
     first, *others = deliveries(channel, 5)
     await finish(channel, others, underlay.chance)
     assert underlay.acknowledged == []
