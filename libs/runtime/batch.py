@@ -23,6 +23,7 @@ from redis.exceptions import (
 from libs.contracts.errors import StoreAway
 from libs.runtime.pipe import Pipe
 from libs.runtime.scripts import Reply, Script, parse_reply
+from libs.runtime.tasks import cancelling
 
 log = structlog.get_logger(__name__)
 
@@ -83,9 +84,7 @@ class Store:
 
     async def serve(self) -> None:
         """Send batches until cancelled."""
-        task = asyncio.current_task()
-        # The client may swallow a cancelling that comes while it connects; waiting on would then never end a drain.
-        while task is None or not task.cancelling():
+        while not cancelling():
             await self._wake.wait()
             batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
             if not self._waiting:

@@ -17,6 +17,7 @@ from aio_pika.exceptions import AMQPError
 from aiormq.exceptions import AMQPError as DriverError
 
 from libs.runtime.connections import Broker
+from libs.runtime.tasks import cancelling
 
 log = structlog.get_logger(__name__)
 
@@ -140,21 +141,24 @@ class Intake:
         self.consuming = False
 
     async def serve(self) -> None:
-        """Consume until `stop`, opening the channel again whenever it was lost."""
-        while not self._stopping.is_set():
+        """Consume until `stop` or until cancelled, opening the channel again whenever it was lost."""
+        while self._goes_on():
             try:
                 await self._consume()
             except asyncio.CancelledError:
                 # The driver cancels what waits on a connection that breaks; only our own cancelling ends us.
-                if (task := asyncio.current_task()) is None or task.cancelling():
+                if cancelling():
                     raise
                 log.warning("intake.lost", queue=self.queue, error="CancelledError")
             except Exception as error:
                 log.warning("intake.lost", queue=self.queue, error=type(error).__name__)
             finally:
                 self.consuming = False
-            if not self._stopping.is_set():
+            if self._goes_on():
                 await self._pause(REOPEN_SECONDS)
+
+    def _goes_on(self) -> bool:
+        return not self._stopping.is_set() and not cancelling()
 
     async def _consume(self) -> None:
         channel = await self._broker.consuming.channel(confirms=False)
@@ -171,7 +175,7 @@ class Intake:
                 self.queue, on_message, arguments=arguments, timeout=ANSWER_SECONDS
             )
             self.consuming = True
-            while not self._stopping.is_set() and not mine.closed:
+            while self._goes_on() and not mine.closed:
                 if consuming.consumer_tag not in underlay.consumers:
                     log.warning("intake.cancelled_by_broker", queue=self.queue)
                     break

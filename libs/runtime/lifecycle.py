@@ -30,6 +30,7 @@ from libs.runtime.metrics import RuntimeMetrics
 from libs.runtime.outbox import Outbox
 from libs.runtime.publisher import Publisher
 from libs.runtime.settings import RuntimeSettings, SettingsError, read_settings
+from libs.runtime.tasks import cancelling
 
 log = structlog.get_logger(__name__)
 S = TypeVar("S", bound=RuntimeSettings)
@@ -197,7 +198,7 @@ class Runtime(Generic[S]):
         return int(await self.store.redis.get(key) or 1)
 
     async def _repeat(self, seconds: float, sweep: Callable[[], Awaitable[None]], name: str) -> None:
-        while True:
+        while not cancelling():
             await asyncio.sleep(seconds)
             try:
                 await sweep()

@@ -17,6 +17,7 @@ from libs.contracts.errors import BrokerAway
 from libs.contracts.topology import Topology
 from libs.runtime.confirms import ConfirmChannel, Sent
 from libs.runtime.connections import Broker
+from libs.runtime.tasks import cancelling
 
 log = structlog.get_logger(__name__)
 
@@ -153,7 +154,7 @@ class Publisher:
                 await channel.send([one for _, one in sent], seconds=CONFIRM_SECONDS)
         except asyncio.CancelledError:
             # The driver cancels what waits on a channel that breaks; only our own cancelling ends us.
-            if (task := asyncio.current_task()) is None or task.cancelling():
+            if cancelling():
                 raise
         except Exception as error:
             for bundle, _ in bundles:

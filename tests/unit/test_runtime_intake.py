@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from libs.runtime.intake import Delivery, _Channel
+from libs.runtime.intake import Delivery, Intake, _Channel
 
 
 class Underlay:
@@ -67,3 +67,53 @@ async def test_nothing_is_acknowledged_beyond_the_finished_prefix(seed):
     assert underlay.acknowledged == []
     await finish(channel, [first], underlay.chance)
     assert underlay.acknowledged == [(5, True)]
+
+
+class LosesCancelling:
+    """A broker whose driver answers when it is cancelled, as `asyncio.wait_for` may before Python 3.12."""
+
+    is_closed = False
+
+    def __init__(self, at):
+        self.at = at
+        self.reached = asyncio.Event()
+        self.consumers = {"tag"}
+        self.consumer_tag = "tag"
+
+    @property
+    def consuming(self):
+        return self
+
+    async def _step(self, name):
+        if name == self.at and not self.reached.is_set():
+            self.reached.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                return self
+        return self
+
+    async def channel(self, *, confirms):
+        return await self._step("channel")
+
+    async def get_underlay_channel(self):
+        return await self._step("underlay")
+
+    async def basic_qos(self, **_):
+        return await self._step("qos")
+
+    async def basic_consume(self, *_, **__):
+        return await self._step("consume")
+
+    async def close(self):
+        return await self._step("close")
+
+
+@pytest.mark.parametrize("at", ["channel", "underlay", "qos", "consume"])
+async def test_who_is_told_to_end_ends_though_the_driver_loses_the_cancelling(at):
+    broker = LosesCancelling(at)
+    serving = asyncio.create_task(Intake(broker, "queue", lambda _: None, prefetch=1).serve())
+    await broker.reached.wait()
+    serving.cancel()
+    done, _ = await asyncio.wait([serving], timeout=5)
+    assert done
