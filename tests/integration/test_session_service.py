@@ -196,7 +196,7 @@ async def test_two_replicas_lose_and_repeat_nothing_while_one_is_killed(replicas
     for session in sessions:
         lines = await near.lines(session)
         told = [line["text"] for line in lines if line["kind"] == "reply"]
-        assert told == [f"booked {n}" for n in range(3)]
+        assert told == [f"booked {n}" for n in range(3)], "\n".join(f"{line['kind']} {line['text']}" for line in lines)
         assert [line["seq"] for line in lines] == list(range(1, len(lines) + 1))
 
 

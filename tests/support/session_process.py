@@ -97,6 +97,7 @@ class Neighbours:
         """Store an input with its number, as `append` does, without ringing."""
         number = self.numbers[session] = self.numbers.get(session, 0) + 1
         origin = RESTAURANT if kind == "event" else ANA
+        fields.setdefault("event", f"{session}-e{number}")  # ids are of a source, not of a session
         made = make_input(number, kind, origin, data, session=session, **fields)
         of = self.keys.of_session
         pipeline = self.redis.pipeline(transaction=True)
