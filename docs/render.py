@@ -1,4 +1,4 @@
-"""Render `docs/state.md`, `docs/messages.md` and `docs/settings.md` from the code, so that they cannot disagree.
+"""Render `docs/state.md`, `docs/messages.md`, `docs/settings.md` and `docs/door.md` from the code, so that they cannot disagree.
 
 make docs                        write them
 
@@ -13,6 +13,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from libs.contracts.codec import MESSAGES
+from libs.contracts.door import CHECKS
 from libs.contracts.envelope import Envelope
 from libs.contracts.keys import FAMILIES, acl_rules
 from libs.contracts.topology import BROKER_USERS, Topology, permissions
@@ -171,9 +172,39 @@ def _bounds(field: FieldInfo) -> str:
     return ", ".join(found)
 
 
+def door() -> str:
+    """What the door checks, in order, with what each check answers."""
+    lines = [
+        "# What the door checks",
+        "",
+        "Rendered from `libs/contracts/door.py` by `make docs`. The door is the only way to a side effect. It makes "
+        "these checks in this order, and of two faults tells the first. Nothing is sent, and no key is claimed, where "
+        "one of them says no. The checks of `key`, `binding` and `grant` are one script in the store, together with "
+        "the claim.",
+        "",
+        "The answer to the session (`tools.step_finished.v1`) carries `state`, `code`, `status` and a `reason` for "
+        "people; the log has one line, `step.turned_away`, with `check`, `code`, `state` and `status`, a warning for "
+        "wrong seals; the metric `turnkeeper_tools_operations_total{tool,outcome}` counts the state. A key that is "
+        "known is answered with its stored outcome (`replay: true`) and has no code.",
+        "",
+        "| # | check | code | state | status | when |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {number} | {check.stage} | `{check.code}` | `{check.state}` | {check.status} | {check.means} |"
+        for number, check in enumerate(CHECKS, start=1)
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     """Write or check."""
-    rendered = {HERE / "state.md": state(), HERE / "messages.md": messages(), HERE / "settings.md": settings()}
+    rendered = {
+        HERE / "state.md": state(),
+        HERE / "messages.md": messages(),
+        HERE / "settings.md": settings(),
+        HERE / "door.md": door(),
+    }
     if "--check" in sys.argv:
         stale = [path.name for path, text in rendered.items() if not path.exists() or path.read_text() != text]
         print(f"docs: out of date: {', '.join(stale)}; run make docs" if stale else "docs: up to date")

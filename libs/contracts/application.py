@@ -21,6 +21,7 @@ from pydantic import (
 
 from libs.contracts.ids import Slug
 from libs.contracts.origin import OriginKind
+from libs.contracts.principals import PrincipalPattern, kind_of, source_of, tool_fits
 from libs.contracts.templates import syntax_fault
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
@@ -66,7 +67,7 @@ def _checked_template(text: str) -> str:
 Duration = Annotated[float, BeforeValidator(seconds), Field(gt=0)]
 """Seconds."""
 Template = Annotated[str, AfterValidator(_checked_template)]
-Gate = Literal["never", "unless-user", "always"]
+Gate = Literal["never", "unless-user", "unless-user-alone", "always"]
 
 
 class Part(BaseModel):
@@ -203,6 +204,9 @@ class Source(Part):
     type: Template = "{{ type | default('') }}"
     """Template over the parsed body's top level and `data`, for the event's type."""
     types: dict[str, EventType] = {}
+    written_by: Template | None = None
+    """Over what is signed: who wrote the text that the source signs, such as a ticket's author. Shown, never believed:
+    it gives no authority, and two writers' events do not join one turn."""
 
     def meaning(self, type: str) -> EventType:
         """What a type of event means: its own entry, else the first pattern (`offer.*`) that fits, else nothing."""
@@ -219,6 +223,8 @@ class Source(Part):
         if self.verify.scheme == "user-token":
             if self.route is not None:
                 raise ValueError("route: a user's message names its session in the path; leave route out")
+            if self.written_by is not None:
+                raise ValueError("written_by: users write what they say themselves; leave it out")
         elif self.route is None:
             raise ValueError("route: say how its events find a session")
         routed = self.route is not None and self.route.subject is not None
@@ -309,6 +315,8 @@ class Tool(Part):
     effect: Literal["none", "read", "write"] = "write"
     keyed: Annotated[Keyed | None, BeforeValidator(_keyed)] = None
     consent: Gate | None = None
+    caused_by: tuple[PrincipalPattern, ...] | None = Field(default=None, min_length=1)
+    """Who may cause it, as `kind[:source[:principal]]`; without, anybody within `consent`. A yes is the owner's."""
     ask: Template | None = None
     args: dict[str, Any] = Field(default_factory=lambda: {"type": "object"})
     units: dict[str, str] = {}
@@ -515,6 +523,8 @@ class Application(Part):
     planner: Planner
     session: Session = Session()
     sandbox: dict[str, World] = {}
+    principals: dict[PrincipalPattern, Annotated[tuple[str, ...], Field(min_length=1)]] = {}
+    """Grants: who may cause which tools (`text_*`) without asking. What always asks is not granted."""
 
     @field_validator("tools")
     @classmethod
@@ -535,7 +545,7 @@ class Application(Part):
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
-        faults = [*self._tool_faults(), *self._source_faults()]
+        faults = [*self._tool_faults(), *self._source_faults(), *self._principal_faults()]
         if faults:
             raise _Several(faults)
         return self
@@ -557,6 +567,37 @@ class Application(Part):
             if asked is not None and any("origin" in template for template in asked.identity.values()):
                 faults.append(f"tools.{name}.lookup.tool: {tool.lookup.tool} wants an origin, and a look-up has none")  # type: ignore[union-attr]
         return faults
+
+    def _principal_faults(self) -> list[str]:
+        """Names in `caused_by` and `principals` that nothing bears, and grants that could never count."""
+        faults = []
+        for name, tool in self.tools.items():
+            for pattern in tool.caused_by or ():
+                faults += self._pattern_faults(f"tools.{name}.caused_by", pattern)
+            if any("written_by" in template for template in tool.identity.values()):
+                faults.append(f"tools.{name}.identity: nobody acts in the name of who wrote a text (written_by)")
+        for pattern, granted in self.principals.items():
+            path = f"principals.{pattern}"
+            faults += self._pattern_faults(path, pattern)
+            if kind_of(pattern) == "user":
+                faults.append(f"{path}: a user's own turn needs no grant; say so by the tool's consent")
+            for wanted in granted:
+                found = [name for name in self.tools if tool_fits(wanted, name)]
+                if not found:
+                    faults.append(f"{path}: there is no tool {wanted!r}")
+                if wanted in self.tools and self.tools[wanted].gate == "always":
+                    faults.append(f"{path}: {wanted} always asks (consent: always), so it cannot be granted")
+        return faults
+
+    def _pattern_faults(self, path: str, pattern: str) -> list[str]:
+        kind, name = kind_of(pattern), source_of(pattern)
+        if name == "*" or kind in ("timer", "actor"):  # timers and actors have sources of the runtime's own
+            return []
+        source = self.sources.get(name)
+        if source is None:
+            return [f"{path}: there is no source {name!r}"]
+        own = "user" if source.verify.scheme == "user-token" else source.kind
+        return [] if own == kind else [f"{path}: {name} is a source of kind {own}, not {kind}"]
 
     def _source_faults(self) -> list[str]:
         users = [name for name, source in self.sources.items() if source.verify.scheme == "user-token"]

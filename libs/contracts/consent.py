@@ -1,5 +1,6 @@
 """What consent owns: pending actions from the asking to the end of their grant."""
 
+import re
 from typing import ClassVar, Literal
 
 from libs.contracts.envelope import Destination, Message
@@ -9,6 +10,8 @@ from libs.contracts.reasons import DecisionOutcome
 from libs.contracts.session import Step
 
 Verdict = Literal["accept", "decline", "cancel"]
+DECISION_TEXT = re.compile(r"(yes|no) (A[1-9][0-9]{0,8})")
+"""The one text that decides, exactly (design §3.3)."""
 
 
 class IssueAction(Message):

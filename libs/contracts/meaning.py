@@ -10,6 +10,7 @@ from typing import Any
 from libs.contracts.application import Source
 from libs.contracts.canonical import JSON
 from libs.contracts.ids import is_text_id
+from libs.contracts.principals import is_author
 from libs.contracts.templates import TemplateError, evaluate, render
 
 
@@ -72,6 +73,20 @@ def about(source: Source, type: str, names: Mapping[str, Any], routed: str = "")
         # Nor where it belongs: taken for new it could undo what is newer.
         return About(subject, fault="no_sequence")
     return About(subject, sequence, stream)
+
+
+def written_by(source: Source, names: Mapping[str, Any]) -> str | None:
+    """Who wrote an event, by its source's `written_by`: "" where the source or the data names nobody, None where what
+    is named cannot be shown as a name, or the data does not have it."""
+    if source.written_by is None:
+        return ""
+    try:
+        # As the text "none" a null would be somebody's name.
+        named = not isinstance(evaluate(source.written_by, names), bool | dict | list | None)
+        found = render(source.written_by, names) if named else None
+    except TemplateError:
+        return None
+    return found if not found or is_author(found) else None
 
 
 def _text(template: str, names: Mapping[str, Any]) -> str | None:

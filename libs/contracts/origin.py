@@ -29,10 +29,18 @@ class Origin(BaseModel):
     source: Slug
     principal: Slug
     verified: str
+    written_by: str = ""
+    """Who wrote what the principal signed, as the signed data says ("" where it does not say): a ticket system signs,
+    anybody writes. Gives no authority."""
 
     def same_as(self, other: "Origin") -> bool:
-        """Whether two inputs speak for the same principal of the same source (design §4.2)."""
-        return (self.kind, self.source, self.principal) == (other.kind, other.source, other.principal)
+        """Whether two inputs speak for the same principal of the same source (design §4.2), in the same writer's words:
+        what ben wrote must not join the turn that cem's words began."""
+        return self._who == (other.kind, other.source, other.principal, other.written_by)
+
+    @property
+    def _who(self) -> tuple[str, ...]:
+        return (self.kind, self.source, self.principal, self.written_by)
 
 
 class Seal(BaseModel):
@@ -48,6 +56,8 @@ class Seal(BaseModel):
     digest: str
     accepted_at: int
     mac: str = ""
+    kind: str = ""
+    """What kind of input it is: a decision or a cancel asks for nothing. "" in seals of before it was sealed."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +90,18 @@ class SealKeys:
 
 
 def make_seal(
-    keys: SealKeys, *, input_id: str, session: str, number: int, origin: Origin, digest: str, accepted_at: int
+    keys: SealKeys,
+    *,
+    input_id: str,
+    session: str,
+    number: int,
+    origin: Origin,
+    digest: str,
+    accepted_at: int,
+    kind: str = "",
 ) -> Seal:
-    """Seal one input with the first key. `digest` is SHA-256 (hex) of the bytes that were verified."""
+    """Seal one input with the first key. `digest` is SHA-256 (hex) of the bytes that were verified, `kind` what the
+    input is."""
     unsigned = Seal(
         key_id=keys.keys[0][0],
         input=input_id,
@@ -91,6 +110,7 @@ def make_seal(
         origin=origin,
         digest=digest,
         accepted_at=accepted_at,
+        kind=kind,
     )
     return unsigned.model_copy(update={"mac": _mac(keys.keys[0][1], unsigned)})
 
@@ -117,6 +137,9 @@ def _mac(key: bytes, seal: Seal) -> str:
             origin.verified,
             seal.digest,
             str(seal.accepted_at),
+            # Named, and left out where empty: a seal of before is still valid, and no field can stand for another.
+            *([f"kind:{seal.kind}"] if seal.kind else []),
+            *([f"written_by:{origin.written_by}"] if origin.written_by else []),
         ],
     )
 

@@ -70,6 +70,10 @@ class StepFinished(Message):
     result: JSON = None
     reason: str = ""
     replay: bool = False
+    code: str = ""
+    """Which check turned the call away (`door.CHECKS`); "" where none did."""
+    status: int = 0
+    """The HTTP status that says the same as the code; 0 without one."""
 
 
 def operation_key(root: str, tool: str, args: dict[str, JSON], occurrence: int) -> str:

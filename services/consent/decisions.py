@@ -117,6 +117,7 @@ class Decisions:
             origin=wish.origin,
             digest=digest(data),
             accepted_at=now,
+            kind="decision",
         )
         return Input(
             id=id,

@@ -13,6 +13,7 @@ from libs.contracts.canonical import JSON, digest, digest_bytes
 from libs.contracts.consent import DecideByText, IssueAction, Verdict
 from libs.contracts.ids import derive_id
 from libs.contracts.origin import Origin, Seal, SealKeys, seal_is_valid
+from libs.contracts.principals import may_cause
 from libs.contracts.session import Step
 from libs.contracts.templates import TemplateError, fill
 from services.consent import render
@@ -101,7 +102,8 @@ class Rules:
 
 def ask(rules: Rules, message: IssueAction, session: str, owner: str, now: int) -> Asking | Refusal:
     """The question to ask the session's owner, or why it is not asked. `now` in milliseconds, store time."""
-    if fault := seals_fault(rules.keys, message.seals, session) or _steps_fault(rules, message.steps):
+    fault = seals_fault(rules.keys, message.seals, session) or _steps_fault(rules, message.steps)
+    if fault := fault or _approver_fault(rules, message.steps, owner):
         return Refusal(fault)
     try:
         shown = tuple(_as_owner(rules.application, step, owner) for step in message.steps)
@@ -142,12 +144,21 @@ def _steps_fault(rules: Rules, steps: Sequence[Step]) -> str | None:
     return None
 
 
+def _approver_fault(rules: Rules, steps: Sequence[Step], owner: str) -> str | None:
+    """A yes counts as the owner's own wish: what they may not cause (`caused_by`) is not asked of them."""
+    approver = decider(rules.application, owner)
+    for number, step in enumerate(steps, start=1):
+        if not may_cause(rules.application.tools[step.tool], approver):
+            return f"step {number}: {step.tool} may not be caused by its owner"
+    return None
+
+
 def _as_owner(application: Application, step: Step, owner: str) -> Step:
     """The step as it would run: the door overwrites arguments that name who acts, so they are shown overwritten."""
     identity = application.tools[step.tool].identity
     if not identity:
         return step
-    context = {"origin": decider(application, owner).model_dump(), "owner": owner}
+    context = {"origin": decider(application, owner).model_dump(exclude={"written_by"}), "owner": owner}
     return Step(tool=step.tool, args={**step.args, **fill(dict(identity), context)})
 
 
@@ -155,7 +166,9 @@ def _question(rules: Rules, message: IssueAction, steps: Sequence[Step], origin:
     tools: Mapping[str, Tool] = rules.application.tools
     asked_by = None if origin.kind == "user" else origin.source
     if not rules.question_by_note:
-        return render.question(message.action, steps, tools, asked_by=asked_by, ttl_ms=rules.ttl_ms)
+        return render.question(
+            message.action, steps, tools, asked_by=asked_by, ttl_ms=rules.ttl_ms, written_by=origin.written_by
+        )
     if message.note:
         note = render.visible(message.note)
         return "lab: " + render.frame(message.action, note, asked_by=asked_by, ttl_ms=rules.ttl_ms)

@@ -34,19 +34,26 @@ _HIDDEN_RANGES = (
 
 
 def question(
-    action: str, steps: Sequence[Step], tools: Mapping[str, Tool], *, asked_by: str | None, ttl_ms: int
-) -> str:
-    """The question about these steps. `asked_by` is the source that asks, None where the user's own turn does.
+    action: str, steps: Sequence[Step], tools: Mapping[str, Tool], *, asked_by: str | None, ttl_ms: int,
+    written_by: str = "",
+) -> str:  # fmt: skip
+    """The question about these steps. `asked_by` is the source that asks, None where the user's own turn does;
+    `written_by` who wrote what that source signed, where it says so.
 
     `ttl_ms` is the time to answer, in milliseconds. Each step's tool must be in `tools`.
     """
     asked = "; then ".join(_step(step, tools[step.tool]) for step in steps)
-    return frame(action, asked, asked_by=asked_by, ttl_ms=ttl_ms)
+    return frame(action, asked, asked_by=asked_by, ttl_ms=ttl_ms, written_by=written_by)
 
 
-def frame(action: str, asked: str, *, asked_by: str | None, ttl_ms: int) -> str:
-    """What stands around the steps: the id to answer with, who asks, and the time there is."""
+def frame(action: str, asked: str, *, asked_by: str | None, ttl_ms: int, written_by: str = "") -> str:
+    """What stands around the steps: the id to answer with, who asks, and the time there is.
+
+    Who wrote it is somebody else's choice of a name: `is_author` holds it to a name, and here no character hides.
+    """
     source = "" if asked_by is None else f" (from {asked_by})"
+    if asked_by is not None and written_by:
+        source = f" (signed by {asked_by}, written by {visible(written_by)})"
     return f"{action}{source}: {asked}. Approve within {ttl_ms / MINUTE_MS:g} minutes?"
 
 

@@ -8,9 +8,10 @@ import orjson
 
 from libs.contracts.application import Hmac, Source
 from libs.contracts.canonical import JSON, digest
+from libs.contracts.consent import DECISION_TEXT
 from libs.contracts.ids import derive_id, is_slug, is_text_id
 from libs.contracts.ingress import InputKind
-from libs.contracts.meaning import NOTHING, About, about, body_data, names_in, names_of
+from libs.contracts.meaning import NOTHING, About, about, body_data, names_in, names_of, written_by
 from libs.contracts.origin import Origin, OriginKind
 from libs.contracts.templates import TemplateError, render
 from services.ingress.schemes import Verified
@@ -51,13 +52,16 @@ class Event:
     """Causation depth: an event from outside begins anew, what a timer fires does not."""
     sequence: str = ""
     stream: str = ""
+    written_by: str = ""
+    """Who wrote it, as its signed data says."""
 
     @property
     def origin(self) -> Origin:
         """Who it is from, as verified."""
         return Origin.model_construct(
-            kind=self.origin_kind, source=self.source, principal=self.principal, verified=self.verified
-        )
+            kind=self.origin_kind, source=self.source, principal=self.principal, verified=self.verified,
+            written_by=self.written_by,
+        )  # fmt: skip
 
     @property
     def where(self) -> str:
@@ -130,6 +134,7 @@ def interpret(
     context = names_of(data, type_, event_id, name)
     by_body = not verified.id_is_signed
     way = _way(source, type_, context)
+    author = written_by(source, context)
     event = Event(
         id=derive_id("body", name, verified.digest) if by_body else derive_id("event", name, event_id),
         kind="event",
@@ -151,8 +156,9 @@ def interpret(
         by_body=by_body,
         sequence=way.about.sequence,
         stream=way.about.stream,
+        written_by=author or "",
     )
-    fault = way.fault or _contradiction(event, body, claims)
+    fault = way.fault or ("no_author" if author is None else "") or _contradiction(event, body, claims)
     return Misfit(fault, event) if fault else event
 
 
@@ -242,6 +248,15 @@ def user_input(
         window_ms=window_ms,
         accepted_at=now,
     )
+
+
+def sealed_kind(event: Event) -> str:
+    """What an input's seal says that it is. A user's exact answer to a question is a decision, though it is typed as a
+    message: no turn begins with it, so its seal must open none."""
+    text = event.data.get("text") if isinstance(event.data, dict) else None
+    if event.kind == "message" and isinstance(text, str) and DECISION_TEXT.fullmatch(text):
+        return "decision"
+    return event.kind
 
 
 def event_identity(source: str, event_id: str) -> str:

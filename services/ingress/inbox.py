@@ -14,7 +14,7 @@ from libs.contracts.errors import StoreAway
 from libs.contracts.ingress import Input, InputAccepted
 from libs.contracts.origin import SealKeys, make_seal
 from libs.runtime.composer import Composer
-from services.ingress.domain import Event
+from services.ingress.domain import Event, sealed_kind
 from services.ingress.ports import Append, Appended, Clock, EventStore, Placement, Poster, Refused, Waiting
 
 MAX_TRIES = 64
@@ -94,6 +94,7 @@ class Inbox:
             origin=origin,
             digest=event.digest,
             accepted_at=event.accepted_at,
+            kind=sealed_kind(event),
         )
         # Every field was validated on its way in; validating again would cost as much as the seal.
         return Input.model_construct(

@@ -18,13 +18,12 @@ from libs.runtime.outbox import Outbox
 from libs.runtime.publisher import Outgoing
 from libs.runtime.scripts import load_script
 from services.session.domain.draft import Decision
-from services.session.domain.state import SessionState
+from services.session.domain.state import HISTORY_KEPT, SessionState
 from services.session.record import KEPT as RECORD_KEPT
 from services.session.record import Recorder, leads_to
 from services.session.snapshot import Snapshot
 
 TIMELINE_KEPT = 200
-HISTORY_KEPT = 60
 CACHED_SESSIONS = 20_000
 _COMMIT = load_script("services.session", "commit_turn")
 

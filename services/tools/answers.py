@@ -6,6 +6,7 @@ from typing import Literal, cast
 import structlog
 
 from libs.contracts.canonical import JSON
+from libs.contracts.door import check_of
 from libs.contracts.envelope import Message
 from libs.contracts.ids import is_text_id
 from libs.contracts.ingress import RegisterSubject, SetTimer, StopTimer
@@ -87,10 +88,14 @@ class Answers:
         return self._compose(message, session, ("looked-up", told.call), told, now)
 
     def turned(
-        self, operation: str, key: str, session: str, state: OperationState, reason: str, told: Told, now: int
-    ) -> Outgoing:
-        """What the door says when nothing was claimed."""
-        finished = StepFinished(operation=operation, key=key, state=state, reason=_marked(told, reason))
+        self, operation: str, key: str, session: str, state: OperationState, reason: str, told: Told, now: int,
+        *, code: str = "",
+    ) -> Outgoing:  # fmt: skip
+        """What the door says when nothing was claimed. `code` is that of the check which said so."""
+        status = check_of(code).status if code else 0
+        finished = StepFinished(
+            operation=operation, key=key, state=state, reason=_marked(told, reason), code=code, status=status
+        )  # fmt: skip
         return self._compose(finished, session, ("door", told.call, state), told, now)
 
     def _subject(self, work: Work, result: JSON) -> str | None:

@@ -8,8 +8,10 @@ import jsonschema_rs
 
 from libs.contracts.application import Application, Gate, Lookup, Tool
 from libs.contracts.canonical import JSON, digest
+from libs.contracts.door import DoorCode
 from libs.contracts.ids import derive_id
 from libs.contracts.origin import Origin, OriginKind, Seal, SealKeys, seal_is_valid
+from libs.contracts.principals import is_granted, may_cause
 from libs.contracts.session import Step
 from libs.contracts.templates import TemplateError, evaluate, fill
 from libs.contracts.tools import RunStep, action_key
@@ -18,6 +20,8 @@ SEAL_AGE_MS = 24 * 3_600_000
 """A seal gives no authority when it is older (design §3.4)."""
 MAX_SEALS = 64
 _SHOWN = 160
+_NO_WISH = ("decision", "cancel")
+"""Kinds of input that begin no turn of their own."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +57,10 @@ Outcome = Committed | Refused | Failed | Unknown
 
 @dataclass(frozen=True)
 class Rejection:
-    """The door says no before anything runs. `reason` is for planner, user and log."""
+    """The door says no before anything runs. `reason` is for planner, user and log, `code` names the check."""
 
     reason: str
+    code: DoorCode
 
 
 @dataclass(frozen=True)
@@ -84,8 +89,9 @@ class Authority:
 
     @property
     def principal(self) -> str:
-        """The origin as one text, for bindings."""
-        return f"{self.origin.kind} {self.origin.source} {self.origin.principal}"
+        """The origin as one text, for bindings: with who wrote it, since another writer's words are another turn's."""
+        written_by = f" {self.origin.written_by}" if self.origin.written_by else ""
+        return f"{self.origin.kind} {self.origin.source} {self.origin.principal}{written_by}"
 
 
 @dataclass(frozen=True)
@@ -140,33 +146,49 @@ class Catalogue:
 def authority(seals: Sequence[Seal], session: str, keys: SealKeys) -> Authority | Rejection:
     """Whom the seals speak for: each is ours, of this session, and all of one principal (design §3.4, G3)."""
     if not seals or len(seals) > MAX_SEALS:
-        return Rejection(f"a step needs between 1 and {MAX_SEALS} seals")
+        return Rejection(f"a step needs between 1 and {MAX_SEALS} seals", "no_seals")
     for seal in seals:
         if not seal_is_valid(keys, seal):
-            return Rejection("a seal is not ours")
+            return Rejection("a seal is not ours", "forged_seal")
         if seal.session != session:
-            return Rejection("a seal is of another session")
+            return Rejection("a seal is of another session", "foreign_seal")
         if not seal.origin.same_as(seals[0].origin):
-            return Rejection("the seals are of more than one principal")
+            return Rejection("the seals are of more than one principal", "mixed_principals")
     inputs = tuple(dict.fromkeys((seal.input, seal.accepted_at) for seal in seals))
     if len({name for name, _ in inputs}) != len(inputs):
-        return Rejection("an input is named twice")
+        return Rejection("an input is named twice", "repeated_input")
     return Authority(seals[0].origin, inputs)
 
 
 def permission(gate: Gate, kind: OriginKind, tool: str) -> Rejection | None:
-    """Whether a free step of this origin passes the tool's gate. Other steps need an accepted action."""
+    """Whether a free step of this origin passes the tool's gate. Other steps need an accepted action, or a grant.
+
+    Of `unless-user-alone` the door sees that all seals are the user's, not what else was in the planner's view: for
+    that it has the session's word (docs/guarantees.md).
+    """
     match gate:
         case "never":
             return None
-        case "unless-user":
+        case "unless-user" | "unless-user-alone":
             return (
                 None
                 if kind == "user"
-                else Rejection(f"not permitted for a turn of origin {kind}: {tool} needs an approval")
+                else Rejection(f"not permitted for a turn of origin {kind}: {tool} needs an approval", "needs_approval")
             )
         case "always":
-            return Rejection(f"not permitted: {tool} always needs an approval")
+            return Rejection(f"not permitted: {tool} always needs an approval", "needs_approval")
+
+
+def _principal_may(call: RunStep, catalogue: Catalogue, name: str, origin: Origin) -> Rejection | None:
+    """Whether the origin of a call may cause the tool at all, and without asking (design §3.4)."""
+    tool = catalogue.application.tools[name]
+    if not may_cause(tool, origin):
+        return Rejection(
+            f"{name} may not be caused by {origin.kind} {origin.source} {origin.principal}", "not_permitted"
+        )
+    if call.action or is_granted(catalogue.application, name, origin):
+        return None
+    return permission(tool.gate, origin.kind, name)
 
 
 def admit(
@@ -186,15 +208,15 @@ def admit(
     who = authority(call.seals, session, keys)
     if isinstance(who, Rejection):
         return who
-    step = _granted(call, who, action) if call.action else Step(tool=call.tool, args=call.args)
+    step = _granted(call, who, action) if call.action else _wished(call)
     if isinstance(step, Rejection):
         return step
     tool = catalogue.tool(step.tool)
     if tool is None:
-        return Rejection(f"there is no tool {step.tool}")
+        return Rejection(f"there is no tool {step.tool}", "unknown_tool")
     if faults := catalogue.faults(step.tool, step.args):
-        return Rejection("; ".join(faults))
-    denied = None if call.action else permission(tool.gate, who.origin.kind, step.tool)
+        return Rejection("; ".join(faults), "bad_arguments")
+    denied = _principal_may(call, catalogue, step.tool, who.origin)
     if denied is not None and not everybody_is_user and not catalogue.application.session.observe:
         return denied
     args = _with_identity(tool, step.args, who.origin, owner)
@@ -206,27 +228,37 @@ def admit(
     return Admitted(step.tool, args, fingerprint, who, not_after, action, call.step, lab=lab, observed=observed)
 
 
+def _wished(call: RunStep) -> Step | Rejection:
+    """The step of a turn that somebody's input began. A decision and a cancel begin none: they ask for nothing, so
+    whoever holds their seals alone has nobody's wish."""
+    if all(seal.kind in _NO_WISH for seal in call.seals):
+        return Rejection("a decision or a cancel asks for no step", "not_a_wish")
+    return Step(tool=call.tool, args=call.args)
+
+
 def _granted(call: RunStep, who: Authority, action: Action | None) -> Step | Rejection:
     """The stored step that was approved. Nothing of it is taken from the call (G6)."""
     if action is None:
-        return Rejection(f"there is no action {call.action}")
+        return Rejection(f"there is no action {call.action}", "no_action")
     if not 0 <= call.step < len(action.steps):
-        return Rejection(f"{action.id} has no step {call.step}")
+        return Rejection(f"{action.id} has no step {call.step}", "no_step")
     if call.key != action_key(action.id, call.step):
-        return Rejection("the key is not that of the action's step")
+        return Rejection("the key is not that of the action's step", "foreign_key")
     if who.origin.kind != "user" or who.origin.principal != action.approver:
-        return Rejection(f"{action.id} was not accepted by its approver")
+        return Rejection(f"{action.id} was not accepted by its approver", "not_the_approver")
     if [name for name, _ in who.inputs] != [action.input]:
-        return Rejection(f"the seal is not that of the decision on {action.id}")
+        return Rejection(f"the seal is not that of the decision on {action.id}", "not_its_decision")
     return action.steps[call.step]
 
 
 def _with_identity(tool: Tool, args: Mapping[str, JSON], origin: Origin, owner: str) -> Mapping[str, JSON] | Rejection:
     """Arguments that name who acts are overwritten, never merely filled in."""
     try:
-        return {**args, **fill(dict(tool.identity), {"origin": origin.model_dump(), "owner": owner})}
+        # Who wrote it is only what the sender says: nobody acts in that name.
+        acting = origin.model_dump(exclude={"written_by"})
+        return {**args, **fill(dict(tool.identity), {"origin": acting, "owner": owner})}
     except TemplateError as error:
-        return Rejection(f"identity: {error}")
+        return Rejection(f"identity: {error}", "no_identity")
 
 
 def after_holder(tool: Tool | None, claimed_at: int, now: int) -> Literal["send", "unknown"]:

@@ -7,6 +7,7 @@ import structlog
 
 from libs.contracts.canonical import JSON
 from libs.contracts.errors import StoreAway
+from libs.contracts.principals import actor_of
 from libs.contracts.reasons import OperationState
 from libs.runtime.clock import Clock
 from services.tools.answers import Answers
@@ -103,7 +104,9 @@ class Executor:
             return Failed(f"there is no tool {work.tool}")
         timeout = tool.connector.timeout
         key = destination_key(self._namespace, work.session, work.key)
-        call = Call(work.session, work.operation, work.tool, work.args, key, timeout, work.key)
+        call = Call(
+            work.session, work.operation, work.tool, work.args, key, timeout, work.key, actor=actor_of(work.origin)
+        )  # fmt: skip
         try:
             async with asyncio.timeout(timeout):
                 return await connector.run(call)

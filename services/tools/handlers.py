@@ -6,6 +6,7 @@ from typing import Literal, assert_never
 import structlog
 
 from libs.contracts.canonical import JSON
+from libs.contracts.door import check_of
 from libs.contracts.errors import PermanentError
 from libs.contracts.ids import is_slug
 from libs.contracts.origin import SealKeys
@@ -13,7 +14,7 @@ from libs.contracts.tools import LookUpOperation, RunStep, WithdrawOperation
 from libs.runtime.consumer import Context
 from libs.runtime.settle import Outcome
 from services.tools.answers import Answers
-from services.tools.domain import Admitted, Catalogue, Found, Nothing, Rejection, Said, Silent, admit
+from services.tools.domain import SEAL_AGE_MS, Admitted, Catalogue, Found, Nothing, Rejection, Said, Silent, admit
 from services.tools.execution import Executor
 from services.tools.late import REASON, LateCalls
 from services.tools.lookups import Reconciler, subject_of
@@ -58,7 +59,7 @@ class ToolHandlers:
             return Outcome.IN_PROGRESS
         step = await self._judge(call, session)
         if isinstance(step, Rejection):
-            return await self._turn_away(call, ctx, Turned("refused", step.reason))
+            return await self._turn_away(call, ctx, Turned("refused", step.reason, step.code))
         told = _told(ctx, lab=step.lab, observed=step.observed)
         lease = self._executor.lease_ms(step.tool)
         found = await self._ledger.claim(call, step, session, told, lease_ms=lease, now=ctx.now)
@@ -85,8 +86,9 @@ class ToolHandlers:
         reason = "" if self._late is None else REASON
         answer = self._answers.turned(wish.operation, wish.key, session, "withdrawn", reason, told, ctx.now)
         known = await self._ledger.withdraw(
-            session, wish.key, wish.operation, wish.not_after, told.call, [answer], ctx.now
-        )
+            # A call under this key counts for a day at most: a tombstone need not outlive it for longer than usual.
+            session, wish.key, wish.operation, min(wish.not_after, ctx.now + SEAL_AGE_MS), told.call, [answer], ctx.now,
+        )  # fmt: skip
         if self._late is not None:
             await self._late.withdrawn(session, wish.key, self.on_run_step)
         if known is None:
@@ -137,10 +139,18 @@ class ToolHandlers:
 
     async def _turn_away(self, call: RunStep, ctx: Context, turned: Turned) -> Outcome:
         session, told = ctx.envelope.session, _told(ctx)
-        answer = self._answers.turned(call.operation, call.key, session, turned.state, turned.reason, told, ctx.now)
+        answer = self._answers.turned(
+            call.operation, call.key, session, turned.state, turned.reason, told, ctx.now, code=turned.code
+        )  # fmt: skip
         await self._ledger.answer(session, [answer], ctx.now)
         self._metrics.count(call.tool, turned.state)
-        log.info("step.turned_away", operation=call.operation, state=turned.state, reason=turned.reason)
+        check = check_of(turned.code)
+        # A session service does not send seals that are wrong: it is broken, or somebody else's.
+        tell = log.warning if check.stage == "seals" else log.info
+        tell(
+            "step.turned_away", operation=call.operation, check=check.stage, code=turned.code, state=turned.state,
+            status=check.status, reason=turned.reason,
+        )  # fmt: skip
         return Outcome.REFUSED
 
     async def _tell_known(self, call: RunStep, ctx: Context, known: Known) -> Outcome:
@@ -161,7 +171,9 @@ class ToolHandlers:
         session, told = ctx.envelope.session, _told(ctx)
         self._metrics.count(tool, "in_progress")
         if held.call != told.call:  # its holder, or whoever takes over, answers the very call that claimed
-            answer = self._answers.turned(call.operation, call.key, session, "in_progress", "", told, ctx.now)
+            answer = self._answers.turned(
+                call.operation, call.key, session, "in_progress", "", told, ctx.now, code="in_progress"
+            )  # fmt: skip
             await self._ledger.answer(session, [answer], ctx.now)
         return Outcome.IN_PROGRESS
 

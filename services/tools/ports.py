@@ -1,10 +1,11 @@
 """What the handlers need from outside, no wider."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from libs.contracts.canonical import JSON
+from libs.contracts.principals import AGENT
 from libs.contracts.reasons import OperationState
 from libs.contracts.tools import RunStep
 from libs.runtime.publisher import Outgoing
@@ -77,6 +78,8 @@ class Turned:
 
     state: OperationState
     reason: str = ""
+    code: str = field(default="", compare=False)
+    """Which check said so (`door.CHECKS`)."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,8 @@ class Call:
     timeout: float
     own_key: str = ""
     """The operation's key within its session."""
+    actor: str = AGENT
+    """Who acts, from the sealed origin: what a destination is told in `Turnkeeper-Actor`."""
 
 
 class Connector(Protocol):

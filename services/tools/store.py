@@ -8,6 +8,7 @@ from typing import Any, cast
 import orjson
 
 from libs.contracts.canonical import JSON
+from libs.contracts.door import code_of
 from libs.contracts.keys import DAY_MS, SESSION_TTL_MS, Keys
 from libs.contracts.reasons import OperationState
 from libs.contracts.session import Step
@@ -110,9 +111,10 @@ class RedisLedger:
             case "known":
                 return _known(reply)
             case "refused":
-                return Turned("refused", reply.text(0))
+                return Turned("refused", reply.text(0), code_of("refused", reply.text(0)))
             case _:
-                return Turned(cast(OperationState, reply.tag))
+                state = cast(OperationState, reply.tag)
+                return Turned(state, code=code_of(state, ""))
 
     def _claim_keys(self, call: RunStep, step: Admitted, session: str, now: int) -> list[str]:
         keys = self._keys

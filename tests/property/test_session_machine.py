@@ -32,8 +32,7 @@ from libs.contracts.errors import LostOwnership
 from libs.contracts.session import PlanMade, PlanRequested
 from libs.contracts.tools import RunStep, StepFinished
 from services.session.domain.plan import Plan, view_json
-from services.session.domain.state import SessionState
-from services.session.store import HISTORY_KEPT
+from services.session.domain.state import HISTORY_KEPT, SessionState
 from tests.support.session import (
     ANA,
     BOOK,

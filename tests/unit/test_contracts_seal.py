@@ -1,9 +1,11 @@
 """The seal: only who holds a key makes one, and it covers every field that authority is read from (G3)."""
 
 import base64
+import hmac
 
 import pytest
 
+from libs.contracts.canonical import canonical
 from libs.contracts.origin import Origin, Seal, SealKeys, attest, attestation_is_valid, make_seal, seal_is_valid
 
 OLD = ("k1", b"1" * 32)
@@ -29,6 +31,7 @@ FLIPPED = {
     "accepted_at": 1_001,
     "mac": "0" * 64,
     "key_id": "k2",
+    "kind": "message",
 }
 
 
@@ -39,7 +42,8 @@ def test_a_seal_with_any_other_field_is_invalid(seal, name, value):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("kind", "user"), ("source", "app"), ("principal", "ana"), ("verified", "user-token")]
+    ("name", "value"),
+    [("kind", "user"), ("source", "app"), ("principal", "ana"), ("verified", "user-token"), ("written_by", "ana")],
 )
 def test_a_seal_with_another_origin_is_invalid(seal, name, value):
     origin = seal.origin.model_copy(update={name: value})
@@ -48,7 +52,37 @@ def test_a_seal_with_another_origin_is_invalid(seal, name, value):
 
 def test_every_field_of_a_seal_is_covered_by_these_tests():
     assert set(Seal.model_fields) == {*FLIPPED, "origin"}
-    assert set(Origin.model_fields) == {"kind", "source", "principal", "verified"}
+    assert set(Origin.model_fields) == {"kind", "source", "principal", "verified", "written_by"}
+
+
+def test_what_kind_of_input_it_is_cannot_be_taken_off_nor_changed():
+    sealed = make_seal(
+        KEYS, input_id="i", session="s", number=1, origin=ORIGIN, digest="d", accepted_at=1, kind="decision"
+    )
+    assert seal_is_valid(KEYS, sealed)
+    for kind in ("", "message", "cancel"):
+        assert not seal_is_valid(KEYS, sealed.model_copy(update={"kind": kind}))
+
+
+def test_who_wrote_it_cannot_be_taken_off_nor_changed_nor_told_as_the_kind():
+    by_ben = ORIGIN.model_copy(update={"written_by": "ben"})
+    sealed = make_seal(KEYS, input_id="i", session="s", number=1, origin=by_ben, digest="d", accepted_at=1)
+    assert seal_is_valid(KEYS, sealed)
+    for author in ("", "cem"):
+        other = by_ben.model_copy(update={"written_by": author})
+        assert not seal_is_valid(KEYS, sealed.model_copy(update={"origin": other}))
+    assert not seal_is_valid(KEYS, sealed.model_copy(update={"origin": ORIGIN, "kind": "ben"}))
+
+
+def test_a_seal_of_before_kinds_and_writers_were_sealed_is_still_valid():
+    old = {"key_id": "k1", "input": "i1", "session": "s1", "number": 7, "digest": "d", "accepted_at": 1_000}
+    fields = [
+        "seal.v1", "k1", "i1", "s1", "7", "webhook", "restaurant", "restaurant", "standard-webhooks", "d", "1000"
+    ]  # fmt: skip
+    mac = hmac.digest(OLD[1], canonical(fields), "sha256").hex()
+    assert seal_is_valid(
+        KEYS, Seal.model_validate({**old, "origin": ORIGIN.model_dump(exclude={"written_by"}), "mac": mac})
+    )
 
 
 def test_a_letter_moved_between_fields_is_noticed():
@@ -107,5 +141,5 @@ def test_a_wrong_key_is_refused_without_being_told(text):
 
 def test_the_same_principal_of_another_kind_or_source_is_another_origin():
     assert ORIGIN.same_as(ORIGIN.model_copy(update={"verified": "hmac"}))
-    for change in ({"kind": "actor"}, {"source": "cinema"}, {"principal": "x"}):
+    for change in ({"kind": "actor"}, {"source": "cinema"}, {"principal": "x"}, {"written_by": "ben"}):
         assert not ORIGIN.same_as(ORIGIN.model_copy(update=change))

@@ -183,6 +183,7 @@ def test_the_origin_is_the_verified_source_whatever_the_body_says() -> None:
         "source": "restaurant",
         "principal": "restaurant",
         "verified": "standard-webhooks",
+        "written_by": "",
     }
 
 

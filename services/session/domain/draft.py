@@ -7,7 +7,7 @@ from libs.contracts.canonical import JSON
 from libs.contracts.envelope import Message
 from libs.contracts.reasons import EventOutcome, TimelineKind, TurnOutcome
 from libs.contracts.session import Notice, TimelineLine
-from services.session.domain.state import InputRef, SessionState, Turn
+from services.session.domain.state import HISTORY_KEPT, InputRef, SessionState, Turn
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,19 @@ class Draft:
         )
 
     def remember(self, **entry: JSON) -> None:
-        """Add to what the planner is shown of the past."""
+        """Add to what the planner is shown of the past, and count how long what the user did not write is in it."""
         self.history.append(entry)
+        before = self.state.others
+        if before < 0:  # the first entry of a new session, or of one that was not counted before
+            before = HISTORY_KEPT if self.state.seq else 0
+        own = entry.get("kind") in ("user", "reply")
+        self.set(others=max(0, before - 1) if own else HISTORY_KEPT)
+
+    def viewed(self) -> None:
+        """The running turn's planner is shown the history as it is now."""
+        turn = self.turn
+        if (self.state.others or turn.results or turn.kept) and not turn.others:
+            self.set_turn(others=True)
 
     def send(self, message: Message, *id_parts: object) -> None:
         """Commit a message to be sent."""

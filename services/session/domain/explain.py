@@ -8,7 +8,7 @@ from libs.contracts.application import Source
 from libs.contracts.canonical import JSON, digest
 from libs.contracts.ids import derive_id, is_slug, is_text_id
 from libs.contracts.ingress import Input, InputKind
-from libs.contracts.meaning import about, body_data, names_in, names_of
+from libs.contracts.meaning import about, body_data, names_in, names_of, written_by
 from libs.contracts.origin import Origin, Seal
 from libs.contracts.templates import TemplateError, render
 from services.session.domain import Arrived, decide
@@ -72,9 +72,14 @@ def _event(
     if not isinstance(event, str) or not is_text_id(event):
         raise NotAnEvent("id: 1 to 256 bytes of printable text")
     principal = source.verify.users[0] if source.verify.scheme == "broker-user" else name
-    origin = Origin(kind=source.kind, source=name, principal=principal, verified=source.verify.scheme)
     names = names_of(data, type_, event, name)
+    author = written_by(source, names)
+    origin = Origin(
+        kind=source.kind, source=name, principal=principal, verified=source.verify.scheme, written_by=author or ""
+    )
     found = [_of_origin(origin)]
+    if author is None:
+        return (*found, Finding("written_by", "quarantined: no_author, the data names no writer", f"sources.{name}"))
     routed, route, stops = _route(state, source, name, names)
     found.append(route)
     if stops:
@@ -99,6 +104,7 @@ def _event(
 
 def _of_origin(origin: Origin) -> Finding:
     says = f"{origin.kind} {origin.principal} of {origin.source}, verified by {origin.verified}"
+    says += f"; written by {origin.written_by}, which gives no authority" if origin.written_by else ""
     return Finding("origin", says, f"sources.{origin.source}")
 
 
@@ -155,7 +161,12 @@ def _happens(state: SessionState, input: Input, rules: Rules, now: int) -> list[
     found += _ends(decision, input)
     if any(ref.id == input.id for ref, _ in decision.outcomes):
         return found
-    return [*found, _in_flight(state, input, rules), *_tools(input.origin, rules), _limits(state, input, rules, now)]
+    return [
+        *found,
+        _in_flight(state, input, rules),
+        *_tools(state, input.origin, rules),
+        _limits(state, input, rules, now),
+    ]
 
 
 def _ends(decision: Decision, input: Input) -> list[Finding]:
@@ -181,9 +192,10 @@ def _in_flight(state: SessionState, input: Input, rules: Rules) -> Finding:
     return Finding("in_flight", f"{turn.id} runs, of its own origin: {says}", which)
 
 
-def _tools(origin: Origin, rules: Rules) -> list[Finding]:
+def _tools(state: SessionState, origin: Origin, rules: Rules) -> list[Finding]:
     """For which tools a turn of this origin asks the owner first."""
-    asking = [name for name in rules.application.tools if rules.needs_consent(name, origin)]
+    alone = not state.others
+    asking = [name for name in rules.application.tools if rules.needs_consent(name, origin, alone=alone)]
     free = [name for name in rules.application.tools if name not in asking]
     found = []
     if asking:

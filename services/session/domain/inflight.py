@@ -68,6 +68,7 @@ def _in_question(turn: Turn) -> InputRef:
 
 def related(draft: Draft, plan: Plan, input: Input | None, rules: Rules) -> None:
     """The planner has said what the input in question is to the running turn: the rule of its source says the rest."""
+    draft.viewed()
     turn = draft.turn
     ref, resuming = _in_question(turn), turn.status == "resuming"
     way, why = _way(turn, ref, plan, rules)

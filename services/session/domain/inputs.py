@@ -10,6 +10,7 @@ from services.session.domain.draft import Draft
 from services.session.domain.memory import entry_of
 from services.session.domain.rules import EXACT_DECISION, Rules, almost_a_decision
 from services.session.domain.state import InputRef
+from services.session.domain.words import signed_and_written
 
 MOST_QUEUED = 200
 """Inputs that wait behind a running turn: the state holds them all and is written at every commit. Decisions and
@@ -136,6 +137,7 @@ def _shown(draft: Draft, input: Input) -> str:
         case "cancel":
             return f"{input.origin.principal}: cancel"
         case "event":
-            return f"{input.source}: {input.type or 'event'}"
+            written = signed_and_written(input.origin)
+            return f"{input.source}: {input.type or 'event'}" + (f" ({written})" if written else "")
         case "timer":
             return f"timer of {subjects.called(draft.state, subjects.timer_of(input))}"

@@ -12,9 +12,11 @@ def entry_of(input: Input) -> dict[str, JSON]:
     """
     if input.kind == "message" and input.origin.kind == "user":
         return {"kind": "user", "text": text_of(input.data)}
+    author: dict[str, JSON] = {"written_by": input.origin.written_by} if input.origin.written_by else {}
     return {
         "kind": "event",
         "source": input.source,
+        **author,
         "verified": input.origin.verified,
         "event": input.event,
         "type": input.type,

@@ -16,6 +16,7 @@ from services.session.domain.words import origin_name, step_text
 
 def follow(draft: Draft, plan: Plan, rules: Rules) -> None:
     """Take a plan: check all of it, say what it says, then do its steps in order."""
+    draft.viewed()
     turn = draft.turn
     draft.set_turn(plans=turn.plans + 1)
     if faults := [plan.fault] if plan.fault else rules.faults(plan.steps):
@@ -90,6 +91,7 @@ def request(draft: Draft, about: int, view: dict[str, Any], rules: Rules) -> Non
     The token is derived, so that deciding again makes the same one, from the MAC of an input's seal, which planners
     are not shown: who was not asked cannot answer.
     """
+    draft.viewed()
     turn, number = draft.turn, draft.state.plans + 1
     token = derive_id("plan", draft.state.session, turn.id, number, turn.input.seal.mac)
     deadline = draft.now + rules.plan_deadline_ms

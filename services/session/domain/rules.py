@@ -10,6 +10,7 @@ from libs.contracts.canonical import JSON
 from libs.contracts.ingress import Input
 from libs.contracts.meaning import names_of
 from libs.contracts.origin import Origin
+from libs.contracts.principals import runs_freely
 from libs.contracts.session import Step
 from libs.contracts.templates import TemplateError, render
 from services.session.domain.state import Turn
@@ -67,17 +68,12 @@ class Rules:
         known = self.application.sources.get(source)
         return known.meaning(type) if known else EventType()
 
-    def needs_consent(self, tool: str, origin: Origin) -> bool:
-        """Whether the owner is asked before this tool runs in a turn of this origin (G3)."""
+    def needs_consent(self, tool: str, origin: Origin, *, alone: bool = True) -> bool:
+        """Whether the owner is asked before this tool runs in a turn of this origin (G3). `alone`: nothing but the
+        owner's own words was in the planner's view."""
         if "authority_by_role" in self.labs:
             return False
-        match self.application.tools[tool].gate:
-            case "never":
-                return False
-            case "always":
-                return True
-            case "unless-user":
-                return origin.kind != "user"
+        return not runs_freely(self.application, tool, origin, alone=alone)
 
     @property
     def observe(self) -> bool:
@@ -86,7 +82,7 @@ class Rules:
 
     def unasked(self, tool: str, turn: Turn) -> bool:
         """Whether observe mode alone lets this step of a turn run: its owner would have been asked."""
-        return self.observe and not turn.action and self.needs_consent(tool, turn.origin)
+        return self.observe and not turn.action and self.needs_consent(tool, turn.origin, alone=not turn.others)
 
     def lookup_of(self, tool: str) -> str:
         """The tool that asks the destination what became of an operation of this one, or ""."""

@@ -14,6 +14,8 @@ KEPT_OPERATIONS = 100
 NEWEST_OPERATIONS = 10
 """Finished operations without a subject that are still shown: nothing that comes can be about them."""
 KEPT_SUBJECTS = 100
+HISTORY_KEPT = 60
+"""Entries of a session's history: what planners are shown of the past."""
 
 
 class Part(BaseModel):
@@ -198,6 +200,8 @@ class Turn(Part):
     settling: tuple[str, ...] = ()
     """Operations whose outcome is found out before a cancelled or revised turn goes on."""
     revising: Joined | None = None
+    others: bool = False
+    """What the user did not write was in a planner's view of this turn."""
     observed: int = 0
     """In observe mode: the steps before this one were told as a question that would have been asked."""
 
@@ -246,6 +250,9 @@ class SessionState(Part):
     wanted: tuple[PlanWanted, ...] = ()
     """At most two: the running turn's own, and one about an input that came meanwhile."""
 
+    others: int = -1
+    """So many more entries the history takes until nothing is in it that the user did not write; 0: nothing is. -1 is
+    not known: a state of before this was counted, or one in which nothing was remembered yet."""
     watermarks: dict[str, tuple[str, int]] = {}
     """Of a source's stream about a subject: the newest sequence that was applied, and when it was accepted (ms)."""
     moot: dict[str, int] = {}

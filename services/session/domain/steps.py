@@ -23,7 +23,7 @@ def proceed(draft: Draft, rules: Rules, note: str = "") -> None:
     step = turn.steps[turn.position]
     if turn.kept and not turn.undoing and (kept := operations.reusable(draft, step, rules)):
         _reuse(draft, kept, rules)
-    elif not turn.action and not rules.observe and rules.needs_consent(step.tool, turn.origin):
+    elif not turn.action and not rules.observe and rules.needs_consent(step.tool, turn.origin, alone=not turn.others):
         _ask(draft, note)
     else:
         _observe(draft, rules)

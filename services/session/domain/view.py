@@ -156,6 +156,8 @@ def _render(entry: Entry, number: int) -> list[Entry]:
             return [{"role": "assistant", "content": entry["text"]}]
         case "event":
             data = {name: entry.get(name) for name in ("source", "verified", "event", "type", "data")}
+            if entry.get("written_by"):  # the source signed it, somebody else wrote it
+                data["signed_by"], data["written_by"] = entry.get("source"), entry["written_by"]
             if entry.get("late"):  # it came after newer ones about its subject
                 data["late"] = True
             return _call(f"call_{number}", "read_event", {"event": entry.get("event")}, data)

@@ -1,6 +1,7 @@
 """How turns, steps and results read in a timeline and in an answer."""
 
 from libs.contracts.canonical import JSON
+from libs.contracts.origin import Origin
 from libs.contracts.reasons import OperationState, TimelineKind
 from libs.contracts.session import Step
 from services.session.domain.state import Turn
@@ -32,7 +33,14 @@ SAID = {
 
 def origin_name(turn: Turn) -> str:
     """Who started it."""
-    return turn.origin.kind if turn.origin.kind == "user" else turn.origin.source
+    written = signed_and_written(turn.origin)
+    name = turn.origin.kind if turn.origin.kind == "user" else turn.origin.source
+    return f"{name} ({written})" if written else name
+
+
+def signed_and_written(origin: Origin) -> str:
+    """Who signed and who wrote it, where these are two; "" where the data names no writer."""
+    return f"signed by {origin.source}, written by {origin.written_by}" if origin.written_by else ""
 
 
 def step_text(step: Step) -> str:

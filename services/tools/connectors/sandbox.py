@@ -8,11 +8,11 @@ import orjson
 
 from libs.contracts.application import SandboxConnector as Configured
 from libs.contracts.canonical import JSON
+from libs.contracts.principals import ACTOR_HEADER
 from libs.contracts.templates import TemplateError, fill
 from services.tools.domain import Committed, Failed, Outcome, Refused, Unknown
 from services.tools.ports import Call
 
-ACTOR = "agent"
 _RETRY_AFTER_SECONDS = (0.05, 0.2, 0.5)
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 
@@ -56,7 +56,7 @@ class SandboxConnector:
         headers = {
             "Content-Type": "application/json",
             "Idempotency-Key": f'"{call.key}"',
-            "Turnkeeper-Actor": ACTOR,
+            ACTOR_HEADER: call.actor,
             "Turnkeeper-Session": call.session,
             "Turnkeeper-Operation": call.operation,
         }
