@@ -1,4 +1,4 @@
-"""Render `docs/state.md`, `docs/messages.md`, `docs/settings.md` and `docs/door.md` from the code, so that they cannot disagree.
+"""Render `docs/{state,messages,settings,door}.md` from the code, so that they cannot disagree.
 
 make docs                        write them
 

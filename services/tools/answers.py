@@ -72,9 +72,10 @@ class Answers:
     def known(self, operation: str, key: str, session: str, known: Known, told: Told, now: int) -> Outgoing:
         """A stored answer. To the very call that it answered it is the same message again, else marked a replay."""
         same = known.call == told.call
+        code = "withdrawn" if known.state == "withdrawn" else ""
         finished = StepFinished(
             operation=operation, key=key, state=known.state, result=known.result, reason=known.reason,
-            replay=not same,
+            replay=not same, code=code, status=check_of(code).status if code else 0,
         )  # fmt: skip
         parts = (key, known.attempt, known.state) if same else ("replay", told.call, known.state)
         return self._compose(finished, session, parts, told, now)

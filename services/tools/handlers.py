@@ -144,13 +144,7 @@ class ToolHandlers:
         )  # fmt: skip
         await self._ledger.answer(session, [answer], ctx.now)
         self._metrics.count(call.tool, turned.state)
-        check = check_of(turned.code)
-        # A session service does not send seals that are wrong: it is broken, or somebody else's.
-        tell = log.warning if check.stage == "seals" else log.info
-        tell(
-            "step.turned_away", operation=call.operation, check=check.stage, code=turned.code, state=turned.state,
-            status=check.status, reason=turned.reason,
-        )  # fmt: skip
+        _log_turned_away(call, turned.code, turned.reason)
         return Outcome.REFUSED
 
     async def _tell_known(self, call: RunStep, ctx: Context, known: Known) -> Outcome:
@@ -158,6 +152,8 @@ class ToolHandlers:
         answer = self._answers.known(call.operation, call.key, session, known, told, ctx.now)
         await self._ledger.answer(session, [answer], ctx.now)
         self._metrics.count(known.tool or call.tool, "withdrawn" if known.state == "withdrawn" else "replayed")
+        if known.state == "withdrawn":
+            _log_turned_away(call, "withdrawn", known.reason)
         return Outcome.REPEATED
 
     def _is_gone(self, held: Held) -> bool:
@@ -170,12 +166,24 @@ class ToolHandlers:
     async def _held(self, call: RunStep, tool: str, ctx: Context, held: Held) -> Outcome:
         session, told = ctx.envelope.session, _told(ctx)
         self._metrics.count(tool, "in_progress")
+        _log_turned_away(call, "in_progress", "")
         if held.call != told.call:  # its holder, or whoever takes over, answers the very call that claimed
             answer = self._answers.turned(
                 call.operation, call.key, session, "in_progress", "", told, ctx.now, code="in_progress"
             )  # fmt: skip
             await self._ledger.answer(session, [answer], ctx.now)
         return Outcome.IN_PROGRESS
+
+
+def _log_turned_away(call: RunStep, code: str, reason: str) -> None:
+    """The one line of a call that was not run. A session service does not send seals that are wrong: then it is
+    broken, or somebody else's."""
+    check = check_of(code)
+    tell = log.warning if check.stage == "seals" else log.info
+    tell(
+        "step.turned_away", operation=call.operation, check=check.stage, code=code, state=check.state,
+        status=check.status, reason=reason,
+    )  # fmt: skip
 
 
 def _standing(said: Said | None) -> tuple[Literal["stands", "gone", "unknown"], JSON]:

@@ -61,6 +61,9 @@ _TOOLS: dict[str, Any] = {  # their timeouts are one second, their leases four
         },
     },
     "find_charge": {"effect": "read", "args": {"type": "object", "required": ["key"]}},
+    "whisper": {"consent": "unless-user-alone"},
+    "pin": {"consent": "never", "caused_by": ["user"]},
+    "ring": {},
     "sign": {"identity": {"by": "{{ origin.principal }}", "owner": "{{ owner }}"}},
 }
 
@@ -70,7 +73,14 @@ def application(**caps: int) -> Application:
     function = {"python": {"function": "builtins:dict", "timeout": "1s"}}
     return parse_application(
         {
-            "sources": {"app": {"verify": {"scheme": "user-token"}}},
+            "sources": {
+                "app": {"verify": {"scheme": "user-token"}},
+                "restaurant": {
+                    "verify": {"scheme": "standard-webhooks", "secrets": ["env:S"]},
+                    "route": {"session": "{{ data.session }}"},
+                },
+            },
+            "principals": {"webhook:restaurant": ["ring"]},
             "tools": {name: {**tool, "connector": function} for name, tool in _TOOLS.items()},
             "planner": {"scripted": {"rules": "rules.yaml"}},
             "session": {"caps": caps},
@@ -191,7 +201,7 @@ class Door:
 
     async def accept(self, action: str, steps: list[dict[str, Any]], *, lapses_at: int, session: str = "s1") -> Seal:
         """An accepted action's record, as consent leaves it; the seal of its decision."""
-        decision = seal(session=session, name=f"decision-{action}", at=self.clock.now)
+        decision = seal(session=session, name=f"decision-{action}", at=self.clock.now, kind="decision")
         await self.store.redis.hset(
             self.keys.of_session("action", session, action),
             mapping={
@@ -256,11 +266,13 @@ def seal(
     at: int,
     number: int = 1,
     keys: SealKeys = SEAL_KEYS,
+    kind: str = "message",
 ) -> Seal:
     """The seal of one input."""
     return make_seal(
-        keys, input_id=name, session=session, number=number, origin=origin, digest=digest(None), accepted_at=at
-    )
+        keys, input_id=name, session=session, number=number, origin=origin, digest=digest(None), accepted_at=at,
+        kind=kind,
+    )  # fmt: skip
 
 
 def step(
