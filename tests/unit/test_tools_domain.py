@@ -199,3 +199,15 @@ def test_two_deployments_never_share_a_destination_key() -> None:
 def test_an_input_may_not_be_named_twice() -> None:
     twice = authority([seal(at=NOW), seal(at=NOW + 1)], "s1", SEAL_KEYS)
     assert isinstance(twice, Rejection)
+
+
+def test_nobody_acts_in_the_name_of_who_wrote_a_text() -> None:
+    raw = CATALOGUE.application
+    signed = raw.tools["sign"].model_copy(update={"identity": {"by": "{{ origin.written_by }}"}, "consent": "never"})
+    catalogue = Catalogue.of(raw.model_copy(update={"tools": {**raw.tools, "sign": signed}}))
+    by_ana = RESTAURANT.model_copy(update={"written_by": "ana"})
+    found = admit(
+        step("sign", {}, now=NOW, seals=[seal(at=NOW, origin=by_ana)]), "s1", catalogue, SEAL_KEYS, action=None
+    )
+    assert isinstance(found, Rejection)
+    assert found.code == "no_identity"
