@@ -68,7 +68,7 @@ async def send_copies(stack: stacks.Stack, secret: str, amqp_url: str, namespace
 def test_of_200_copies_over_both_doors_one_is_accepted_and_one_turn_runs(
     stack: stacks.Stack, amqp_url: str, namespace: str
 ) -> None:
-    """One accepted, 199 duplicates, one turn, one effect."""
+    """C072: One accepted, 199 duplicates, one turn, one effect."""
     secrets = json.loads((stack.state / "secrets.json").read_text())
     operator = {"Authorization": f"Bearer {secrets['operator_token']}"}
     created = httpx2.put(f"{stack.url('ingress')}/v1/sessions/s1", json={"owner": "ana"}, headers=operator)

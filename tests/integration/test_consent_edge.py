@@ -165,6 +165,7 @@ async def test_a_body_that_no_decision_needs_is_413(http, world):
 
 
 async def test_a_get_decides_nothing(http, world):
+    """C138."""
     assert is_problem(await http.get(DECISION, headers=bearer("ana")), 405)
     assert await world.field("A1", "state") == "pending"
 

@@ -206,6 +206,7 @@ async def test_what_nobody_decides_expires_and_what_is_not_used_lapses(service):
 
 
 async def test_a_question_outlives_a_killed_process_and_its_messages_leave_in_the_end(service):
+    """C126."""
     await service.start(TURNKEEPER_CONSENT_SWEEP_SECONDS="0")
     await service.send(issue())
     (asked,) = await eventually(lambda: service.heard("consent.action_asked.v1"))

@@ -578,11 +578,13 @@ async def test_with_the_broker_away_the_outbox_keeps_and_the_relay_sends_later(o
     ("name", "wrong", "right", "said"),
     [
         ("maxmemory-policy", "allkeys-lru", "noeviction", "set noeviction"),
+        ("maxmemory-policy", "volatile-lru", "noeviction", "set noeviction"),
         ("appendfsync", "everysec", "always", "set always"),
         ("appendonly", "no", "yes", "set appendonly yes"),
     ],
 )
 async def test_a_store_that_may_forget_is_not_ready_and_says_why(own, namespace, name, wrong, right, said):
+    """C080: every dedupe key has a time to live, so `volatile-*` would evict exactly those."""
     _, engine = own
     made = Courier(engine.redis_url, engine.amqp_url, namespace)
     await made.start(relay_only=True)

@@ -96,6 +96,7 @@ async def test_a_signed_event_is_accepted_numbered_and_sealed(door: Door) -> Non
         "source": "direct",
         "principal": "direct",
         "verified": "standard-webhooks",
+        "written_by": "",
     }
     assert stored["seal"]["mac"]
 
@@ -110,6 +111,7 @@ async def test_a_copy_is_answered_duplicate_and_changes_nothing(door: Door) -> N
 
 
 async def test_the_same_id_with_another_body_is_acknowledged_and_quarantined(door: Door) -> None:
+    """C076."""
     session = await door.session()
     before = await door.count("direct", "quarantined")
     await door.event("direct", "b7", {"data": {"session": session, "text": "A"}})
@@ -175,6 +177,7 @@ async def test_what_is_refused_writes_nothing(door: Door) -> None:
     ids=["empty", "no json", "key twice", "bom", "not utf-8", "nan", "too deep"],
 )
 async def test_a_signed_body_that_readers_would_read_differently_is_malformed(door: Door, body: bytes) -> None:
+    """C090."""
     before = await door.count("direct", "rejected_malformed")
     assert (await door.event("direct", f"m-{secrets.token_hex(4)}", body)).status_code == 400
     assert await door.count("direct", "rejected_malformed") == before + 1
@@ -274,6 +277,7 @@ async def test_an_event_whose_data_names_no_session_is_quarantined_and_can_be_gi
 
 
 async def test_the_same_body_under_another_unsigned_id_is_a_duplicate_and_visible(door: Door) -> None:
+    """C077."""
     session = await door.session()
     body = json.dumps({"data": {"session": session}}).encode()
     sig = hmac.new(HMAC_SECRET.encode(), body, hashlib.sha256).hexdigest()
@@ -313,7 +317,8 @@ async def test_a_users_message_needs_its_owner_and_a_key(door: Door) -> None:
     (stored,) = await door.inbox(session)
     assert stored["kind"] == "message"
     assert stored["data"] == {"text": "book dinner"}
-    assert stored["origin"] == {"kind": "user", "source": "app", "principal": "ana", "verified": "user-token"}
+    origin = {"kind": "user", "source": "app", "principal": "ana", "verified": "user-token", "written_by": ""}
+    assert stored["origin"] == origin
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"text":""}', b'{"text":1}', b'{"text":"x","role":"system"}', b"[]"])

@@ -327,6 +327,7 @@ async def test_an_accepted_actions_stored_step_runs(door: Door) -> None:
 
 
 async def test_an_accepted_step_runs_once_however_often_it_is_called(door: Door) -> None:
+    """C120."""
     stored = [{"tool": "wire", "args": {}}]
     decision = await door.accept("A1", stored, lapses_at=door.clock.now + 60_000)
     calls = [step(now=door.clock.now, action="A1", seals=[decision], operation=f"O{n}") for n in range(1, 4)]

@@ -157,6 +157,7 @@ async def test_a_function_beside_the_application_file_is_found(door: DoorProcess
 async def test_a_door_killed_while_it_sends_goes_on_at_once_and_acts_once(
     door: DoorProcess, sandbox: SandboxProcess, redis_url: str, namespace: str
 ) -> None:
+    """C089."""
     call = step("reserve_table", TABLE, now=now())
     key = Keys(namespace, PARTITIONS).of_session("operation", "s1", call.key)
     assert sandbox.process is not None

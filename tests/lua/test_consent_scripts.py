@@ -290,6 +290,7 @@ async def test_a_decision_and_its_doorbell_are_stored_together(world):
 
 
 async def test_twenty_accepts_at_once_are_one_decision_with_one_receipt(world):
+    """C120."""
     await world.ask(issue())
     answers = await asyncio.gather(*(decide(world) for _ in range(20)))
     assert len({answer.receipt for answer in answers}) == 1
@@ -300,6 +301,7 @@ async def test_twenty_accepts_at_once_are_one_decision_with_one_receipt(world):
 
 
 async def test_accept_and_decline_at_once_leave_one_winner(world):
+    """C121."""
     await world.ask(issue())
     answers = await asyncio.gather(*(decide(world, verdict) for verdict in ("accept", "decline") * 10))
     winner = next(answer.outcome for answer in answers if answer.outcome in ("accepted", "declined"))

@@ -60,6 +60,7 @@ async def test_a_new_event_is_stored_with_its_dedupe_entry_and_both_live_as_long
 
 
 async def test_a_copy_of_a_pending_event_gives_the_first_so_that_it_is_finished(one: Replica) -> None:
+    """C071."""
     await one.store.admit(an_event(), "t1", NOW)
     copy = an_event(accepted_at=NOW + 5)
     assert await one.store.admit(copy, "t2", NOW + 5) == Pending(an_event())
@@ -105,6 +106,7 @@ async def test_of_two_hundred_copies_at_once_to_two_replicas_one_is_accepted(one
 
 
 async def test_the_same_id_of_another_source_is_another_event(one: Replica) -> None:
+    """C079."""
     await one.store.admit(an_event(), "t1", NOW)
     assert await one.store.admit(an_event(id="identity-2", source="cinema"), "t2", NOW) == Accepted()
 

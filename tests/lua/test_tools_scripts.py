@@ -211,6 +211,7 @@ async def test_a_holder_known_to_be_gone_is_followed_at_once(door: Door) -> None
 
 
 async def test_a_late_holder_cannot_overwrite_its_successor(door: Door) -> None:
+    """C087."""
     late = await claimed(door)
     heir = await other(door).take_over("s1", "key1", gone=late.owner, lease_ms=LEASE_MS, now=door.clock.now)
     assert await record(door, late) == "pending"

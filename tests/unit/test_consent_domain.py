@@ -86,6 +86,7 @@ def test_who_asks_is_taken_from_valid_seals_of_one_origin_only(seals, why):
     ],
 )
 def test_what_cannot_be_run_or_read_is_not_asked(steps, why):
+    """C135."""
     assert why in reason(issue("A1", *steps))
 
 

@@ -98,6 +98,7 @@ def test_a_template_that_misses_an_argument_falls_back_to_the_plain_form():
     ),
 )
 def test_no_character_is_invisible_or_reorders(hidden):
+    """C132."""
     for shown in (visible(f"a{hidden}b"), quoted(f"a{hidden}b"), ask({"x": f"a{hidden}b"}, ask="do {{ x }}")):
         assert hidden not in shown
         assert f"a\\u{{{ord(hidden):X}}}b" in shown
@@ -113,11 +114,13 @@ def test_a_literal_escape_is_told_from_a_shown_one():
 
 
 def test_blanks_cannot_push_anything_out_of_sight():
+    """C135."""
     assert visible("echo ok" + " " * 5000 + "; rm -rf /") == "echo ok\\u{20*5000}; rm -rf /"
     assert visible(" a  b ") == "\\u{20}a\\u{20}\\u{20}b\\u{20}"
 
 
 def test_a_letter_of_another_script_in_a_latin_word_is_shown_by_its_number():
+    """C132."""
     assert visible("p\u0430ypal.example") == "p\\u{430}ypal.example"
     assert visible("привет мир, καλημέρα, café") == "привет мир, καλημέρα, café"
 
@@ -127,6 +130,7 @@ def test_a_value_cannot_end_its_quotes_early():
 
 
 def test_three_hundred_recipients_are_all_shown():
+    """C135."""
     names = [f"friend{number}" for number in range(300)]
     phrase = ask({"to": names}, ask="text {{ to | length }} people")
     assert all(name in phrase for name in names)

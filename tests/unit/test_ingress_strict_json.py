@@ -35,6 +35,7 @@ from libs.contracts.strict_json import MAX_DEPTH, Malformed, parse
     ],
 )
 def test_what_readers_take_differently_is_malformed(raw: bytes) -> None:
+    """C090."""
     with pytest.raises(Malformed):
         parse(raw)
 

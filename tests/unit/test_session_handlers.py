@@ -49,6 +49,7 @@ def numbers(stored, kind="input"):
 
 
 async def test_a_repeated_doorbell_changes_nothing(owner, stored):
+    """C141."""
     first = stored.append("event", RESTAURANT, {})
     assert await owner.ring(first) == Outcome.HANDLED
     before = stored.states["s1"]
