@@ -51,6 +51,7 @@ class Edge:
                     "name": name,
                     "effect": tool.effect,
                     "consent": tool.gate,
+                    "caused_by": list(tool.caused_by) if tool.caused_by is not None else None,
                     "keyed_seconds": tool.keyed.for_ if tool.keyed else None,
                     "args": tool.args,
                     "units": tool.units,

@@ -56,7 +56,7 @@ def _described(name: str, tool: Tool) -> str:
     said = [tool.ask or f"{name.replace('_', ' ').replace('-', ' ')}."]
     if tool.units:
         said.append(f"Units: {', '.join(f'{argument} in {unit}' for argument, unit in tool.units.items())}.")
-    if tool.gate != "never":
+    if tool.gate != "never" or tool.caused_by is not None:
         said.append("The runtime may ask the owner first.")
     return " ".join(said)
 
