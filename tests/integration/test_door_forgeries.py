@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from libs.contracts.door import CHECKS, check_of
@@ -361,6 +362,13 @@ async def test_of_two_faults_the_first_in_order_is_told(door: Door) -> None:
         await turned_away(door, call, code)
     await door.send(step("book", now=at))
     assert len(door.destination.calls) == 1
+
+
+@pytest.mark.parametrize("claim", ["actor", "origin", "principal", "on_behalf_of", "Turnkeeper-Actor"])
+async def test_a_call_has_no_place_to_say_who_acts(door: Door, claim: str) -> None:
+    call = step(now=door.clock.now).model_dump()
+    with pytest.raises(ValidationError):
+        RunStep.model_validate({**call, claim: "manager"})
 
 
 # --- through the real service -----------------------------------------------------------------------------------------

@@ -224,7 +224,7 @@ async def test_a_timer_fires_as_a_sealed_input_of_its_own_origin(one: Replica, c
         "tm1@2027-01-15T08:01:00Z", "film:f1", {"text": "pick up Ana"}
     )  # fmt: skip
     assert input.origin.model_dump() == {
-        "kind": "timer", "source": "timer", "principal": "tm1", "verified": "door"
+        "kind": "timer", "source": "timer", "principal": "tm1", "verified": "door", "written_by": ""
     }  # fmt: skip
     assert seal_is_valid(SEAL_KEYS, input.seal)
     assert input.seal.origin == input.origin
