@@ -195,3 +195,13 @@ def test_another_writers_words_do_not_join_the_turn_of_the_first(second: Any, jo
     running.event({"text": "b"}, second)
     assert bool(running.questions_about) is joins
     assert running.texts("input.queued") == (["independent"] if joins else ["of another origin"])
+
+
+def test_many_writers_of_one_signer_have_its_turns_within_the_hour_together() -> None:
+    made = rules()
+    session = made.application.session
+    capped = session.model_copy(update={"caps": session.caps.model_copy(update={"turns_per_origin_per_hour": 2})})
+    flood = Talk(rules=replace(made, application=made.application.model_copy(update={"session": capped})))
+    for author in ("ben", "cem", "dan"):
+        flood.event({"text": "x"}, CINEMA.model_copy(update={"written_by": author}))
+    assert flood.limits == ["turns_per_origin_per_hour"]
