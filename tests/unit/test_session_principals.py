@@ -9,6 +9,7 @@ import pytest
 from libs.contracts.application import parse_application
 from libs.contracts.session import Step
 from libs.contracts.tools import RunStep
+from services.session.domain.explain import explain
 from services.session.domain.plan import Plan
 from services.session.domain.rules import Rules
 from services.session.domain.state import HISTORY_KEPT
@@ -33,6 +34,7 @@ def rules(*, planner: Any = None, observe: bool = False) -> Rules:
     connector = {"python": {"function": "builtins:dict"}}
     raw["tools"]["whisper"] = {"consent": "unless-user-alone", "connector": connector}
     raw["tools"]["pin"] = {"consent": "never", "caused_by": ["user"], "connector": connector}
+    raw["sources"]["cinema"]["written_by"] = "{{ data.author }}"
     raw["principals"] = {"webhook:restaurant": ["mail"]}
     raw["session"]["observe"] = observe
     raw["session"]["in_flight"] = []
@@ -205,3 +207,33 @@ def test_many_writers_of_one_signer_have_its_turns_within_the_hour_together() ->
     for author in ("ben", "cem", "dan"):
         flood.event({"text": "x"}, CINEMA.model_copy(update={"written_by": author}))
     assert flood.limits == ["turns_per_origin_per_hour"]
+
+
+def test_explain_names_the_writer_and_who_may_cause_what() -> None:
+    event = {"source": "cinema", "type": "ticket", "data": {"s": "s1", "author": "ben"}}
+    talk_ = Talk(rules=rules())
+    found = {one.about: one.says for one in explain(talk_.state, event, talk_.rules, talk_.now, owner="ana")}
+    assert found["origin"].endswith("; written by ben, which gives no authority")
+    nobody = {**event, "data": {"s": "s1"}}
+    found = {one.about: one.says for one in explain(talk_.state, nobody, talk_.rules, talk_.now, owner="ana")}
+    assert found["written_by"].startswith("quarantined: no_author")
+    granted = {"source": "restaurant", "type": "offer", "data": {"s": "s1"}}
+    told = [one.says for one in explain(talk_.state, granted, talk_.rules, talk_.now, owner="ana")]
+    asks, free = (next(says for says in told if says.startswith(start)) for start in ("asks", "runs without"))
+    assert "mail" in free
+    assert "mail" not in asks
+    assert "pin" in asks
+    assert "whisper" in asks
+
+
+def test_explain_says_whether_the_user_is_alone_now() -> None:
+    talk_ = Talk(rules=rules())
+    talk_.say("hello")
+
+    def asked() -> str:
+        told = explain(talk_.state, {"text": "hi"}, talk_.rules, talk_.now, owner="ana")
+        return next(one.says for one in told if one.says.startswith("asks"))
+
+    assert "whisper" not in asked()
+    talk_.event({"text": "x"}, CINEMA)
+    assert "whisper" in asked()
