@@ -70,6 +70,8 @@ class StepFinished(Message):
     result: JSON = None
     reason: str = ""
     replay: bool = False
+    spent: bool = False
+    """It failed, and its key is not released: to try anew takes another key."""
 
 
 def operation_key(root: str, tool: str, args: dict[str, JSON], occurrence: int) -> str:
