@@ -17,11 +17,11 @@ from secrets import token_hex
 import pytest
 import pytest_asyncio
 
-from libs.contracts.tools import WithdrawOperation
+from libs.contracts.tools import StepFinished, WithdrawOperation
 from libs.runtime.scripts import load_script
 from services.tools.domain import destination_key
 from tests.support.destination_process import Entry
-from tests.support.doors import MODES, TIMEOUT_SECONDS, Doors, Operation, Stored, two_doors
+from tests.support.doors import MODES, Doors, Operation, Stored, two_doors
 from tests.support.eventually import eventually
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
@@ -30,9 +30,10 @@ POINTS = ("claimed", "sent", "done", "answered", "recorded")
 """What the holder had come to when it was killed."""
 SWITCHES = ("restart", "take_over")
 """Who goes on: the replica itself, started again under its name, or the other one alone."""
-A_BUNDLE = 28
+A_BUNDLE, A_FEW = 28, 6
 LEAST = 500
 CLAIM, RECORD = (load_script("services.tools", name).sha.encode() for name in ("claim_operation", "record_operation"))
+TOLD = StepFinished.wire_type().encode()
 PLAIN_HOWS = (
     "commit", "commit", "commit", "refuse", "turn_away", "error", "cut_before", "cut_after", "garbage_before",
     "garbage_after",
@@ -138,15 +139,24 @@ async def stand(doors: Doors, point: str, victim: int, operations: Sequence[Oper
     """Send them, and wait until the victim stands at the point."""
     crossing = doors.crossings[victim]
     hold = None
-    if point in ("claimed", "answered", "recorded"):
-        hold = crossing.hold(CLAIM if point == "claimed" else RECORD, reply=point != "answered")
+    if point in ("claimed", "answered"):
+        hold = crossing.hold(CLAIM if point == "claimed" else RECORD, reply=point == "claimed")
+    elif point == "recorded":
+        hold = doors.brokers[victim].hold(TOLD)
     half = len(operations) // 2
     for some in (operations[:half], operations[half:]):
         await doors.send([(one, doors.call(one)) for one in some])
     if hold is not None:
         await asyncio.to_thread(hold.await_reached)
     else:
-        await eventually(lambda: _all_held(doors, len(operations)), within=TIMEOUT_SECONDS)
+        await eventually(lambda: _all_held(doors, A_BUNDLE + A_FEW))
+    if point == "recorded":
+        await eventually(lambda: _recorded(doors, victim, operations))
+
+
+async def _recorded(doors: Doors, victim: int, operations: Sequence[Operation]) -> bool:
+    mine = [one for one in (await doors.stored(operations)).values() if one.replica == str(victim)]
+    return len(mine) >= A_FEW and not [one for one in mine if one.state == "pending"]
 
 
 async def _all_held(doors: Doors, count: int) -> bool:
@@ -220,7 +230,7 @@ async def test_a_holder_that_was_stopped_for_longer_than_its_lease_changes_nothi
     operations = table.draw(random, ("did_hold",), A_BUNDLE)
     await doors.ready()
     await doors.send([(one, doors.call(one)) for one in operations])
-    await eventually(lambda: _all_held(doors, len(operations)), within=TIMEOUT_SECONDS)
+    await eventually(lambda: _all_held(doors, len(operations)))
     holder = int(next(iter((await doors.stored(operations)).values())).replica)
     await stopped(doors, holder)
     try:
@@ -293,7 +303,7 @@ async def test_a_destination_that_dies_while_it_answers_is_believed_only_by_its_
     operations = table.draw(random, ("did_hold", "hold"), 2 * A_BUNDLE)
     await doors.ready()
     await doors.send([(one, doors.call(one)) for one in operations])
-    await eventually(lambda: _all_held(doors, len(operations)), within=TIMEOUT_SECONDS)
+    await eventually(lambda: _all_held(doors, len(operations)))
     doors.destination.end(signal.SIGKILL)
     refused = table.draw(random, ("commit",), A_BUNDLE)
     await doors.send([(one, doors.call(one)) for one in refused])
@@ -325,7 +335,7 @@ async def test_the_rows_without_a_crash(doors: Doors, table: Table, seed: int) -
     await doors.send([(one, doors.call(one, name="O2")) for one in gone])
     await doors.send([(one, doors.call(one, name="O2", args={**one.args, "n": "else"})) for one in other])
     await doors.send([(one, doors.call(one)) for one in held])
-    await eventually(lambda: _all_held(doors, len(held)), within=TIMEOUT_SECONDS)
+    await eventually(lambda: _all_held(doors, len(held)))
     await doors.send([(one, doors.call(one, name="O2")) for one in held])
 
     def state(one: Operation, name: str) -> str:

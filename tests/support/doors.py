@@ -28,7 +28,7 @@ from tests.support.eventually import eventually
 from tests.support.service_process import PARTITIONS, ServiceProcess, environment
 
 SEALS = ",".join(f"{name}:{base64.b64encode(key).decode()}" for name, key in SEAL_KEYS.keys)
-TIMEOUT_SECONDS, GRACE_SECONDS = 2.0, 1.0
+TIMEOUT_SECONDS, GRACE_SECONDS = 1.5, 0.75
 MODES = ("keyed", "brief", "asked", "both", "plain")
 """Tools by what their destination offers: a key for a day, one that is over before a lease is, a look-up, a key and a
 look-up, nothing."""
@@ -100,6 +100,8 @@ class Doors:
     replicas: list[DoorReplica]
     crossings: list[Crossing]
     """By replica, between it and Redis."""
+    brokers: list[Crossing]
+    """By replica, between it and RabbitMQ."""
     redis: Redis
     keys: Keys
     composer: Composer
@@ -160,11 +162,11 @@ class Doors:
         await asyncio.gather(*(replica.ready() for replica in self.replicas))
 
     def kill(self, number: int) -> None:
-        """`kill -9`: what stood on its way to Redis never arrives."""
-        replica, crossing = self.replicas[number], self.crossings[number]
-        replica.stop(signal.SIGKILL)
-        crossing.clear()
-        crossing.cut()
+        """`kill -9`: what stood on its way never arrives."""
+        self.replicas[number].stop(signal.SIGKILL)
+        for crossing in (self.crossings[number], self.brokers[number]):
+            crossing.clear()
+            crossing.cut()
 
     async def settled(self, operations: Sequence[Operation], *, within: float = 30.0) -> dict[str, Stored]:
         """Wait until none is absent or pending, and each has been told so; what the ledger says then."""
@@ -191,12 +193,12 @@ async def two_doors(redis_url: str, amqp_url: str, namespace: str, folder: Path)
     await declare(amqp_url, topology)
     destination = DestinationProcess(folder / "destination.jsonl")
     await asyncio.to_thread(destination.start)
-    crossings = [Crossing(redis_url) for _ in range(2)]
+    crossings, brokers = ([Crossing(url) for _ in range(2)] for url in (redis_url, amqp_url))
     replicas = [
         DoorReplica(
             environment(
-                crossing.url, amqp_url, namespace, folder / "turnkeeper.yaml", TURNKEEPER_REPLICA=str(number),
-                TURNKEEPER_SEAL_KEYS=SEALS, TURNKEEPER_SANDBOX_URL=destination.url,
+                crossing.url, brokers[number].url, namespace, folder / "turnkeeper.yaml",
+                TURNKEEPER_REPLICA=str(number), TURNKEEPER_SEAL_KEYS=SEALS, TURNKEEPER_SANDBOX_URL=destination.url,
                 TURNKEEPER_TOOLS_LEASE_GRACE_SECONDS=str(GRACE_SECONDS), TURNKEEPER_TOOLS_SWEEP_SECONDS="0.25",
             ),
             folder / f"tools-{number}.log",
@@ -205,13 +207,14 @@ async def two_doors(redis_url: str, amqp_url: str, namespace: str, folder: Path)
     ]  # fmt: skip
     async with contextlib.AsyncExitStack() as open_:
         open_.callback(destination.end)
-        for crossing in crossings:
+        for crossing in (*crossings, *brokers):
             open_.callback(crossing.close)
         redis = await open_.enter_async_context(Redis.from_url(redis_url))
         connection = await open_.enter_async_context(await aio_pika.connect(amqp_url))
         channel = await connection.channel()
         composer = Composer(topology, SystemClock())
-        doors = Doors(destination, replicas, crossings, redis, Keys(namespace, PARTITIONS), composer, channel)
+        keys = Keys(namespace, PARTITIONS)
+        doors = Doors(destination, replicas, crossings, brokers, redis, keys, composer, channel)
         for number in range(PARTITIONS):
             queue = await channel.get_queue(topology.partition_queue(number))
             await queue.consume(doors.heard, no_ack=True)
