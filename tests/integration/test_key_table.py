@@ -159,6 +159,14 @@ async def _recorded(doors: Doors, victim: int, operations: Sequence[Operation]) 
     return len(mine) >= A_FEW and not [one for one in mine if one.state == "pending"]
 
 
+async def _all_sent(doors: Doors, operations: Sequence[Operation]) -> bool:
+    """Whether each has come to the destination, or to its end without it on a busy machine."""
+    stored, world = await doors.stored(operations), World(doors)
+    return all(
+        world.count(one, "received") or stored[one.session].state not in ("absent", "pending") for one in operations
+    )
+
+
 async def _all_held(doors: Doors, count: int) -> bool:
     return await doors.destination.held() >= count
 
@@ -230,9 +238,12 @@ async def test_a_holder_that_was_stopped_for_longer_than_its_lease_changes_nothi
     operations = table.draw(random, ("did_hold",), A_BUNDLE)
     await doors.ready()
     await doors.send([(one, doors.call(one)) for one in operations])
-    await eventually(lambda: _all_held(doors, len(operations)))
+    await eventually(lambda: _all_sent(doors, operations))
     holder = int(next(iter((await doors.stored(operations)).values())).replica)
     await stopped(doors, holder)
+    left = await doors.stored(operations)
+    operations = [one for one in operations if left[one.session].state == "pending"]
+    assert operations
     try:
         became = await doors.settled(operations)
         await doors.destination.release()
@@ -303,19 +314,24 @@ async def test_a_destination_that_dies_while_it_answers_is_believed_only_by_its_
     operations = table.draw(random, ("did_hold", "hold"), 2 * A_BUNDLE)
     await doors.ready()
     await doors.send([(one, doors.call(one)) for one in operations])
-    await eventually(lambda: _all_held(doors, len(operations)))
+    await eventually(lambda: _all_sent(doors, operations))
     doors.destination.end(signal.SIGKILL)
     refused = table.draw(random, ("commit",), A_BUNDLE)
     await doors.send([(one, doors.call(one)) for one in refused])
     became = await doors.settled([*operations, *refused])
     await asyncio.to_thread(doors.destination.start)
+    world = World(doors)
     for one in operations:
-        assert became[one.session].state == "unknown", one
-        table.count("cut by destination", one, "unknown")
+        state = became[one.session].state
+        assert state == "unknown" or (state == "failed" and not world.count(one, "received")), one
+        table.count("cut by destination", one, state)
     for one in refused:
-        assert became[one.session].state == "failed", one
-        table.count("never sent", one, "failed")
-    check(doors, operations, became)
+        state = became[one.session].state
+        assert state in ("failed", "unknown"), one  # unknown: its time was over before it had given up connecting
+        table.count("never sent", one, state)
+    check(doors, [*operations, *refused], became)
+    refused = [one for one in refused if became[one.session].state == "failed"]
+    assert refused
     await doors.send([(one, doors.call(one, name="O2")) for one in refused])
     await eventually(lambda: all(doors.told[one.session][-1].state == "committed" for one in refused))
     for one in refused:
@@ -342,16 +358,36 @@ async def test_the_rows_without_a_crash(doors: Doors, table: Table, seed: int) -
         return next((told.state for told in reversed(doors.told[one.session]) if told.operation == name), "")
 
     rows = (("expired", late, "O1"), ("withdrawn", gone, "O2"), ("conflict", other, "O2"), ("in_progress", held, "O2"))
+    await eventually(lambda: all(state(one, name) for _, operations, name in rows for one in operations))
     for row, operations, name in rows:
-        await eventually(lambda row=row, operations=operations, name=name: all(  # type: ignore[misc]
-            state(one, name) == row for one in operations
-        ))  # fmt: skip
         for one in operations:
-            table.count("no crash", one, row)
+            # On a busy machine a hold may be over before it is asked about.
+            assert state(one, name) in (row, *(("unknown",) if row == "in_progress" else ())), one
+            table.count("no crash", one, state(one, name))
     await doors.destination.release()
     check(doors, [*other, *held], await doors.settled([*other, *held]))
     world = World(doors)
     assert not [one for one in (*late, *gone) if world.count(one, "received")]
+
+
+async def test_calls_from_before_the_store_was_set_back_are_not_new(doors: Doors, table: Table, seed: int) -> None:
+    random = Random(f"{seed} epoch")
+    before, since = (table.draw(random, ("commit",), 2 * len(MODES)) for _ in range(2))
+    await doors.ready()
+    epoch = int(await doors.redis.incr(doors.keys.meta("epoch")))
+    await eventually(lambda: all(b"epoch.changed" in replica.log.read_bytes() for replica in doors.replicas))
+    for said, some in ((epoch - 1, before), (epoch, since)):
+        doors.composer.epoch = said
+        await doors.send([(one, doors.call(one)) for one in some])
+    doors.composer.epoch = 0
+    became, world = await doors.settled([*before, *since]), World(doors)
+    for one in before:
+        new = one.mode in ("keyed", "both")
+        assert world.count(one, "received") == (1 if new else 0), one
+        assert became[one.session].state in (("committed",) if new else ("unknown", *_found(one))), one
+        table.count("older epoch", one, became[one.session].state)
+    assert {became[one.session].state for one in since} == {"committed"}
+    check(doors, [*before, *since], became)
 
 
 async def test_all_that_can_be_asked_about_is_found_out_and_nothing_was_done_twice_or_told_wrongly(
