@@ -74,6 +74,8 @@ class StepFinished(Message):
     """Which check turned the call away (`door.CHECKS`); "" where none did."""
     status: int = 0
     """The HTTP status that says the same as the code; 0 without one."""
+    spent: bool = False
+    """It failed, and its key is not released: to try anew takes another key."""
 
 
 def operation_key(root: str, tool: str, args: dict[str, JSON], occurrence: int) -> str:

@@ -186,7 +186,11 @@ class Runtime(Generic[S]):
         self.composer.epoch = await self._epoch()
         for intake in self._intakes:
             self._background(intake.serve(), intake.queue)
-        own = [(RELAY_SECONDS, self.outbox.relay, "relay"), (RELAY_SECONDS, self.broker.keep, "broker")]
+        own = [
+            (RELAY_SECONDS, self.outbox.relay, "relay"),
+            (RELAY_SECONDS, self.broker.keep, "broker"),
+            (RELAY_SECONDS, self._follow_epoch, "epoch"),
+        ]
         for seconds, sweep, name in [*self._sweeps, *own]:
             self._background(self._repeat(seconds, sweep, name), name)
         await self.broker.publishing.get()
@@ -196,6 +200,13 @@ class Runtime(Generic[S]):
         key = self.keys.meta("epoch")
         await self.store.redis.set(key, "1", nx=True)
         return int(await self.store.redis.get(key) or 1)
+
+    async def _follow_epoch(self) -> None:
+        """Hear of a raised epoch while running: messages carry the store's epoch of when they were made (design §5)."""
+        found = await self.store.command("GET", self.keys.meta("epoch"))
+        if found is not None and int(found) != self.composer.epoch:
+            log.warning("epoch.changed", before=self.composer.epoch, now=int(found))
+            self.composer.epoch = int(found)
 
     async def _repeat(self, seconds: float, sweep: Callable[[], Awaitable[None]], name: str) -> None:
         while not cancelling():

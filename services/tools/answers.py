@@ -36,12 +36,14 @@ class Answers:
         self._keys = keys
 
     def outcome(
-        self, work: Work, state: OperationState, result: JSON, reason: str, now: int
+        self, work: Work, state: OperationState, result: JSON, reason: str, now: int, *, spent: bool = False
     ) -> tuple[str, list[Outgoing]]:
         """The reason as it is told, and an outcome's messages: to the session, to applications, and the subject
-        that a committed operation registers."""
+        that a committed operation registers. `spent`: it failed, and its key is not released."""
         reason = _marked(work.context, reason)
-        finished = StepFinished(operation=work.operation, key=work.key, state=state, result=result, reason=reason)
+        finished = StepFinished(
+            operation=work.operation, key=work.key, state=state, result=result, reason=reason, spent=spent
+        )
         parts = (work.key, work.attempt, state)
         messages = [
             self._compose(finished, work.session, parts, work.context, now),
@@ -62,7 +64,7 @@ class Answers:
     ) -> list[Outgoing]:
         """The messages of an operator's word."""
         operation, tool = fields["id"], fields.get("tool", "")
-        finished = StepFinished(operation=operation, key=key, state=state, reason=note)
+        finished = StepFinished(operation=operation, key=key, state=state, reason=note, spent=state == "failed")
         parts = (key, fields.get("attempt", "0"), state)
         return [
             self._compose(finished, session, parts, told, now),
@@ -75,7 +77,7 @@ class Answers:
         code = "withdrawn" if known.state == "withdrawn" else ""
         finished = StepFinished(
             operation=operation, key=key, state=known.state, result=known.result, reason=known.reason,
-            replay=not same, code=code, status=check_of(code).status if code else 0,
+            replay=not same, spent=known.spent, code=code, status=check_of(code).status if code else 0,
         )  # fmt: skip
         parts = (key, known.attempt, known.state) if same else ("replay", told.call, known.state)
         return self._compose(finished, session, parts, told, now)

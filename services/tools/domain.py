@@ -261,17 +261,29 @@ def _with_identity(tool: Tool, args: Mapping[str, JSON], origin: Origin, owner: 
         return Rejection(f"identity: {error}", "no_identity")
 
 
-def after_holder(tool: Tool | None, claimed_at: int, now: int) -> Literal["send", "unknown"]:
+def after_holder(tool: Tool | None, keyed_from: int, now: int) -> Literal["send", "unknown"]:
     """What becomes of a claimed operation whose holder is gone: it may have been sent (design §3.4, G4).
 
-    Sent again with the same key while the destination honours it, or where nothing can happen twice.
+    Sent again with the same key while the destination honours it, or where nothing can happen twice. `keyed_from`:
+    when it was first claimed, and so may first have been sent; as `now` in milliseconds (Unix).
     """
     if tool is None:
         return "unknown"
-    if tool.effect in ("none", "read") or tool.connector.timer is not None:
-        return "send"  # a timer's message leaves with the record of its outcome, never before
-    honoured = tool.keyed is not None and now < claimed_at + tool.keyed.for_ * 1000
-    return "send" if honoured else "unknown"
+    return "send" if is_harmless(tool) or now <= honoured_until(tool, keyed_from) else "unknown"
+
+
+def is_harmless(tool: Tool) -> bool:
+    """Whether nothing can happen twice, however often it is sent: it changes nothing, or its message leaves with the
+    record of its outcome and never before, as a timer's does."""
+    return tool.effect in ("none", "read") or tool.connector.timer is not None
+
+
+def honoured_until(tool: Tool, keyed_from: int) -> int:
+    """Until when (milliseconds, Unix) a call may begin under a key that the destination may have seen `keyed_from`: the
+    whole of it has to arrive within `keyed.for`. 0 where the destination honours no key."""
+    if tool.keyed is None:
+        return 0
+    return keyed_from + round((tool.keyed.for_ - tool.connector.timeout) * 1000)
 
 
 @dataclass(frozen=True)

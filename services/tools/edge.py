@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from fastapi import FastAPI, Header, Query
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, StringConstraints
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -28,7 +28,7 @@ class Resolution(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     state: Literal["committed", "failed"]
-    note: str = Field(min_length=1, max_length=400)
+    note: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=400)]
 
 
 class Edge:

@@ -1,6 +1,6 @@
 """Run a claimed operation and record what became of it."""
 
-import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
@@ -11,6 +11,7 @@ from libs.contracts.principals import actor_of
 from libs.contracts.reasons import OperationState
 from libs.runtime.clock import Clock
 from services.tools.answers import Answers
+from services.tools.calling import called
 from services.tools.domain import (
     Catalogue,
     Committed,
@@ -20,9 +21,10 @@ from services.tools.domain import (
     Unknown,
     after_holder,
     destination_key,
+    is_harmless,
 )
 from services.tools.metrics import ToolMetrics
-from services.tools.ports import Call, Connector, Ledger, Work
+from services.tools.ports import Call, Connector, Held, Ledger, Work
 
 log = structlog.get_logger(__name__)
 
@@ -70,10 +72,14 @@ class Executor:
 
     async def run_again(self, work: Work) -> OperationState:
         """Go on where a holder stopped: sent again with the same key, or unknown."""
-        if after_holder(self._catalogue.tool(work.tool), work.claimed_at, work.now) == "send":
+        if after_holder(self._catalogue.tool(work.tool), work.keyed_from, work.now) == "send":
             log.info("operation.sent_again", session=work.session, operation=work.operation, tool=work.tool)
-            return await self._run(work)
-        return await self._record(work, Unknown("whoever ran it is gone, and it may have been sent"))
+            return await self._run(work, again=True)
+        return await self.leave_unknown(work, "whoever ran it is gone, and it may have been sent")
+
+    async def leave_unknown(self, work: Work, reason: str) -> OperationState:
+        """Record that nobody knows what became of what was claimed; nothing is sent. The state that stands."""
+        return await self._record(work, Unknown(reason))
 
     async def take_over(self, session: str, key: str, *, tool: str = "", gone: str = "") -> OperationState | None:
         """Take a pending operation from a holder that is gone and finish it; None if its holder may be alive."""
@@ -88,33 +94,54 @@ class Executor:
             case _:
                 return None
 
-    async def _run(self, work: Work) -> OperationState:
-        self._begun.add(work.owner)
-        self.holding.add(work.member)
+    async def _run(self, work: Work, *, again: bool = False) -> OperationState:
+        held = await self._under_lease(work)
+        if not isinstance(held, Work):
+            return held
+        if again and held is not work:
+            return await self.run_again(held)  # time has passed: whether the key is honoured is asked again
+        self._begun.add(held.owner)
+        self.holding.add(held.member)
         try:
-            state = await self._record(work, await self._call(work))
+            outcome = await self._call(held)
+            state = await self._record(held, self._in_doubt(held, outcome) if again else outcome)
         finally:
-            self.holding.discard(work.member)
-        self._begun.discard(work.owner)
+            self.holding.discard(held.member)
+        self._begun.discard(held.owner)
         return state
+
+    async def _under_lease(self, work: Work) -> Work | OperationState:
+        """The work, held still: who was stopped between claim and send for longer than the lease may have a successor,
+        and does not send after it. Nothing was sent yet, so that what nobody took is claimed anew."""
+        while time.monotonic() >= work.send_by:
+            log.warning("lease.over_before_send", session=work.session, operation=work.operation, tool=work.tool)
+            taken = await self._ledger.take_over(
+                work.session, work.key, gone=work.owner, lease_ms=self.lease_ms(work.tool), now=self._clock.now_ms()
+            )
+            if isinstance(taken, Held):
+                return "pending"
+            if not isinstance(taken, Work):
+                return taken
+            work = taken
+        return work
+
+    def _in_doubt(self, work: Work, outcome: Outcome) -> Outcome:
+        """What came of sending again: that this send did not leave says nothing about the one before it."""
+        tool = self._catalogue.tool(work.tool)
+        if isinstance(outcome, Failed) and (tool is None or not is_harmless(tool)):
+            return Unknown(f"sent again in vain, and it may have been sent before: {outcome.reason}")
+        return outcome
 
     async def _call(self, work: Work) -> Outcome:
         tool, connector = self._catalogue.tool(work.tool), self._connectors.get(work.tool)
         if tool is None or connector is None:
             return Failed(f"there is no tool {work.tool}")
-        timeout = tool.connector.timeout
         key = destination_key(self._namespace, work.session, work.key)
         call = Call(
-            work.session, work.operation, work.tool, work.args, key, timeout, work.key, actor=actor_of(work.origin)
+            work.session, work.operation, work.tool, work.args, key, tool.connector.timeout, work.key,
+            actor=actor_of(work.origin),
         )  # fmt: skip
-        try:
-            async with asyncio.timeout(timeout):
-                return await connector.run(call)
-        except TimeoutError:
-            return Unknown(f"no answer within {timeout:g} s")
-        except Exception as error:
-            log.exception("connector.broke", tool=work.tool)
-            return Unknown(f"the connector broke: {type(error).__name__}")
+        return await called(connector, call)
 
     async def _record(self, work: Work, outcome: Outcome) -> OperationState:
         """Record until it is recorded: an outcome that only we know must not be lost to a store that is away."""

@@ -14,7 +14,18 @@ from libs.contracts.tools import LookUpOperation, RunStep, WithdrawOperation
 from libs.runtime.consumer import Context
 from libs.runtime.settle import Outcome
 from services.tools.answers import Answers
-from services.tools.domain import SEAL_AGE_MS, Admitted, Catalogue, Found, Nothing, Rejection, Said, Silent, admit
+from services.tools.domain import (
+    SEAL_AGE_MS,
+    Admitted,
+    Catalogue,
+    Found,
+    Nothing,
+    Rejection,
+    Said,
+    Silent,
+    admit,
+    after_holder,
+)
 from services.tools.execution import Executor
 from services.tools.late import REASON, LateCalls
 from services.tools.lookups import Reconciler, subject_of
@@ -22,6 +33,8 @@ from services.tools.metrics import ToolMetrics
 from services.tools.ports import Held, Known, Ledger, Told, Turned, Work
 
 log = structlog.get_logger(__name__)
+
+FORGOTTEN = "the store was set back since this was called for, and it may have been done before"
 
 
 class ToolHandlers:
@@ -68,7 +81,10 @@ class ToolHandlers:
             found = await self._ledger.claim(call, step, session, told, lease_ms=lease, now=ctx.now)
         match found:
             case Work():
-                await self._executor.run(found)
+                if self._may_be_forgotten(found, ctx):
+                    await self._executor.leave_unknown(found, FORGOTTEN)
+                else:
+                    await self._executor.run(found)
                 return Outcome.HANDLED
             case Held():
                 return await self._held(call, step.tool, ctx, found)
@@ -85,10 +101,9 @@ class ToolHandlers:
         session, told = ctx.envelope.session, _told(ctx)
         reason = "" if self._late is None else REASON
         answer = self._answers.turned(wish.operation, wish.key, session, "withdrawn", reason, told, ctx.now)
-        known = await self._ledger.withdraw(
-            # A call under this key counts for a day at most: a tombstone need not outlive it for longer than usual.
-            session, wish.key, wish.operation, min(wish.not_after, ctx.now + SEAL_AGE_MS), told.call, [answer], ctx.now,
-        )  # fmt: skip
+        # No call counts for longer than its seals, so no tombstone need.
+        until = min(wish.not_after, ctx.now + SEAL_AGE_MS)
+        known = await self._ledger.withdraw(session, wish.key, wish.operation, until, told.call, [answer], ctx.now)
         if self._late is not None:
             await self._late.withdrawn(session, wish.key, self.on_run_step)
         if known is None:
@@ -155,6 +170,14 @@ class ToolHandlers:
         if known.state == "withdrawn":
             _log_turned_away(call, "withdrawn", known.reason)
         return Outcome.REPEATED
+
+    def _may_be_forgotten(self, work: Work, ctx: Context) -> bool:
+        """Whether an absent key may be one that was lost: its call is of an earlier epoch of the store, which has lost
+        what it had acknowledged since (design §5), and to do it twice would be harm."""
+        sent_in = ctx.envelope.epoch
+        older = 0 < sent_in < ctx.composer.epoch  # 0: not said
+        tool = self._catalogue.tool(work.tool)
+        return older and work.attempt == 1 and after_holder(tool, ctx.envelope.at, work.now) != "send"
 
     def _is_gone(self, held: Held) -> bool:
         """Whether it is safe to go on in a holder's place: its lease is over, or it is this replica's own past.

@@ -14,6 +14,7 @@ from libs.contracts.reasons import OperationState
 from libs.contracts.templates import TemplateError, fill
 from libs.runtime.clock import Clock
 from services.tools.answers import Answers
+from services.tools.calling import called
 from services.tools.domain import (
     Catalogue,
     Found,
@@ -21,6 +22,7 @@ from services.tools.domain import (
     Said,
     Silent,
     destination_key,
+    honoured_until,
     lookup_args,
     read_lookup,
 )
@@ -117,15 +119,7 @@ class Reconciler:
             subject.session, subject.operation, lookup.tool, args,
             destination_key(self._namespace, subject.session, own_key), timeout, own_key,
         )  # fmt: skip
-        try:
-            async with asyncio.timeout(timeout):
-                outcome = await self._connectors[lookup.tool].run(call)
-        except TimeoutError:
-            return Silent(f"no answer within {timeout:g} s")
-        except Exception as error:
-            log.exception("connector.broke", tool=lookup.tool)
-            return Silent(f"the connector broke: {type(error).__name__}")
-        return read_lookup(lookup, subject.args, outcome)
+        return read_lookup(lookup, subject.args, await called(self._connectors[lookup.tool], call))
 
     async def _with_owner(self, tool: str, args: dict[str, JSON], session: str) -> dict[str, JSON]:
         """A look-up has no turn and so no origin; of identity it may name the session's owner."""
@@ -136,10 +130,14 @@ class Reconciler:
 
     async def _settle(self, work: Work, state: OperationState, result: JSON, reason: str) -> None:
         now = self._clock.now_ms()
-        reason, messages = self._answers.outcome(work, state, result, reason, now)
         tool = self._catalogue.tool(work.tool)
         silent_ms = round(tool.connector.timeout * 1000) if tool else 0
-        stands = await self._ledger.settle_lookup(work, state, result, reason, messages, silent_ms=silent_ms, now=now)
+        released = honoured_until(tool, work.keyed_from) if tool else 0
+        spent = state == "failed" and now > released
+        reason, messages = self._answers.outcome(work, state, result, reason, now, spent=spent)
+        stands = await self._ledger.settle_lookup(
+            work, state, result, reason, messages, silent_ms=silent_ms, released_until=released, now=now
+        )
         if stands is None:
             self._metrics.count(work.tool, state)
         log.info(

@@ -24,11 +24,15 @@ class Work:
     attempt: int
     owner: str
     context: "Told"
-    claimed_at: int
+    keyed_from: int
+    """When its key may first have been sent: of the claim, or of an earlier one that a look-up told of."""
     now: int
     """Store time of the claim, milliseconds (Unix)."""
     origin: str = ""
     """Kind, source and principal of the turn."""
+    send_by: float = field(default=0.0, compare=False)
+    """Monotonic time, in seconds, by which a send has to begin: after it the lease may be over, and another may hold
+    the operation."""
 
     @property
     def member(self) -> str:
@@ -70,6 +74,8 @@ class Known:
     operation: str
     attempt: int
     tool: str
+    spent: bool = False
+    """It failed, and its key is not released: it is never run again under it."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +150,7 @@ class Ledger(Protocol):
 
     async def settle_lookup(
         self, work: Work, state: OperationState, result: JSON, reason: str, messages: Sequence[Outgoing], *,
-        silent_ms: int, now: int,
+        silent_ms: int, now: int, released_until: int = 0,
     ) -> str | None:  # fmt: skip
         """Store what the destination said. None when it counts, else the state that stands instead, or "early"."""
         ...

@@ -1,6 +1,7 @@
 """The ledger of operations in Redis. One script a move; replies are turned into values here."""
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, cast
@@ -93,7 +94,7 @@ class RedisLedger:
         self, call: RunStep, step: Admitted, session: str, told: Told, *, lease_ms: int, now: int
     ) -> Work | Held | Known | Turned:
         """Claim the key, or say what is known of it. One round trip."""
-        owner = self._token(told.call)
+        owner, asked = self._token(told.call), time.monotonic()
         reply = await self._store.run(
             _CLAIM,
             self._claim_keys(call, step, session, now),
@@ -101,10 +102,12 @@ class RedisLedger:
         )
         match reply.tag:
             case "claimed":
+                # Counted from before the store was asked, so that it ends before the lease does.
+                send_by = asked + (reply.int(3) - reply.int(2)) / 1000
                 return Work(
                     session=session, key=call.key, operation=call.operation, tool=step.tool, args=step.args,
-                    attempt=reply.int(0), owner=owner, context=told, claimed_at=now, now=now,
-                    origin=step.authority.principal,
+                    attempt=reply.int(0), owner=owner, context=told, keyed_from=reply.int(1), now=reply.int(2),
+                    origin=step.authority.principal, send_by=send_by,
                 )  # fmt: skip
             case "pending":
                 return Held(reply.text(0), reply.int(1), reply.int(2), reply.text(3))
@@ -149,7 +152,7 @@ class RedisLedger:
         """Take a pending operation whose lease has ended, or whose holder is `gone`; else its holder or its state."""
         self._takes += 1
         owner = self._token(f"take-{self._takes}")
-        member = f"{session}:{key}"
+        member, send_by = f"{session}:{key}", time.monotonic() + lease_ms / 1000
         keys = [self._operation(session, key), self._keys.of_session_partition("lease", session)]
         reply = await self._store.run(_TAKE_OVER, keys, [now, owner, lease_ms, member, gone])
         if reply.tag == "held":
@@ -158,8 +161,8 @@ class RedisLedger:
             return cast(OperationState, reply.text(0))
         return Work(
             session=session, key=key, operation=reply.text(0), tool=reply.text(1), args=orjson.loads(reply.raw(2)),
-            context=_unpack(reply.raw(4)), attempt=reply.int(5), owner=owner, claimed_at=reply.int(6),
-            now=reply.int(7), origin=reply.text(8),
+            context=_unpack(reply.raw(4)), attempt=reply.int(5), owner=owner, keyed_from=reply.int(6),
+            now=reply.int(7), origin=reply.text(8), send_by=send_by,
         )  # fmt: skip
 
     async def record(
@@ -229,20 +232,23 @@ class RedisLedger:
             return cast(OperationState, reply.text(0))
         return Work(
             session=session, key=key, operation=reply.text(0), tool=reply.text(1), args=orjson.loads(reply.raw(2)),
-            context=_unpack(reply.raw(4)), attempt=reply.int(5), owner=token, claimed_at=reply.int(6),
+            context=_unpack(reply.raw(4)), attempt=reply.int(5), owner=token, keyed_from=reply.int(6),
             now=reply.int(7), origin=reply.text(8),
         )  # fmt: skip
 
     async def settle_lookup(
         self, work: Work, state: OperationState, result: JSON, reason: str, messages: Sequence[Outgoing], *,
-        silent_ms: int, now: int,
+        silent_ms: int, now: int, released_until: int = 0,
     ) -> str | None:  # fmt: skip
         """What the destination said when it was asked at `work.now`. None when it counts, else the state that stands,
-        or "early": a holder's call may still arrive within `silent_ms` after its lease."""
+        or "early": a holder's call may still arrive within `silent_ms` after its lease.
+
+        `released_until`: until when (milliseconds) the key may be claimed again after a failure, 0 for never.
+        """
         keys = [self._operation(work.session, work.key), *self._doubts(work.session), *self._outbox.keys(work.session)]
         args: list[Arg] = [
             now, state, orjson.dumps(result), reason[:_REASON_MAX], BY_LOOKUP, work.member, RETENTION_MS, work.now,
-            silent_ms, *self._outbox.args(messages),
+            silent_ms, released_until, *self._outbox.args(messages),
         ]  # fmt: skip
         reply = await self._store.run(_SETTLE_LOOKUP, keys, args)
         if reply.tag == "resolved":
@@ -339,7 +345,9 @@ def told_of(fields: dict[str, str]) -> Told:
 def _known(reply: Reply) -> Known:
     result = orjson.loads(reply.raw(1)) if reply.raw(1) else None
     state = cast(OperationState, reply.text(0))
-    return Known(state, result, reply.text(2), reply.text(3), reply.text(4), reply.int(5), reply.text(6))
+    return Known(
+        state, result, reply.text(2), reply.text(3), reply.text(4), reply.int(5), reply.text(6), reply.text(7) == "1"
+    )
 
 
 def _pack(told: Told) -> bytes:

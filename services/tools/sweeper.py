@@ -31,10 +31,15 @@ class Sweeper:
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
     async def take_over_ended(self) -> None:
-        """Finish what a holder that is gone left pending. What this process is at work on is left to it."""
+        """Finish what a holder that is gone left pending. What this process is at work on is left to it. One that
+        fails does not stop the others."""
         due = await self._ledger.due("lease", self._clock.now_ms(), LIMIT)
         mine = self._executor.holding
-        await asyncio.gather(*(self._take_over(session, key) for session, key in due if f"{session}:{key}" not in mine))
+        others = [member for member in due if f"{member[0]}:{member[1]}" not in mine]
+        done = await asyncio.gather(*(self._take_over(*member) for member in others), return_exceptions=True)
+        for failed in done:
+            if isinstance(failed, Exception):
+                log.warning("lease.postponed", error=repr(failed)[:300])
 
     async def reconcile(self) -> None:
         """Ask about what is unknown and due. One that fails does not stop the others."""

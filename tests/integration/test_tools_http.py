@@ -107,7 +107,7 @@ async def test_what_is_known_cannot_be_resolved(door: Door, http: httpx2.AsyncCl
 
 async def test_a_word_needs_a_state_and_a_note(door: Door, http: httpx2.AsyncClient) -> None:
     await leave_unknown(door)
-    for word in ({"state": "unknown"}, {"note": ""}, {"extra": 1}):
+    for word in ({"state": "unknown"}, {"note": ""}, {"note": " \t"}, {"extra": 1}):
         answer = await resolve(http, **word)
         assert answer.status_code == 400
         assert answer.headers["content-type"] == "application/problem+json"

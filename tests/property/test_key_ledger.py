@@ -181,7 +181,7 @@ class KeyLedger(RuleBasedStateMachine):
         assert (taken.tool, taken.args, taken.context.call) == (model.wish[0], {"party": model.wish[1]}, model.call)
         model.late.append(model.holder)
         model.holder, model.lease_until = taken, self.now + LEASE_MS
-        if after_holder(self.door.catalogue.tool(taken.tool), taken.claimed_at, taken.now) == "send":
+        if after_holder(self.door.catalogue.tool(taken.tool), taken.keyed_from, taken.now) == "send":
             model.sent += 1
         else:
             assert self.record(key, taken, "unknown") is None

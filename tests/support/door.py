@@ -60,6 +60,11 @@ _TOOLS: dict[str, Any] = {  # their timeouts are one second, their leases four
             "stands": "{{ not found.charges[0].refunded }}",
         },
     },
+    "order": {
+        "keyed": {"for": "1h"},
+        "args": {"type": "object", "properties": {"sum": {"type": "string"}}, "required": ["sum"]},
+        "lookup": {"tool": "find_charge", "args": {"key": "{{ key }}"}, "result": "{{ found.charges[0] }}"},
+    },
     "find_charge": {"effect": "read", "args": {"type": "object", "required": ["key"]}},
     "whisper": {"consent": "unless-user-alone"},
     "pin": {"consent": "never", "caused_by": ["user"]},
@@ -158,13 +163,20 @@ class Door:
     begun: set[asyncio.Task[Any]] = field(default_factory=set)
 
     async def send(
-        self, message: RunStep | WithdrawOperation | LookUpOperation, *, session: str = "s1", call: str = ""
+        self,
+        message: RunStep | WithdrawOperation | LookUpOperation,
+        *,
+        session: str = "s1",
+        call: str = "",
+        epoch: int = 0,
     ) -> Settled:
         """Handle a message. `call` is its envelope's id; the same message has the same id unless told."""
         envelope = Envelope(
             id=call or derive_id("call", session, message.model_dump_json()),
             type=message.wire_type(),
             session=session,
+            epoch=epoch,
+            at=self.clock.now,
             body={},
         )
         ctx = Context(envelope, self.clock.now_ms(), self.composer)

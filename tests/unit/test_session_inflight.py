@@ -305,6 +305,27 @@ def test_what_failed_is_tried_anew_under_its_own_key():
     assert len(set(ids)) == 2
 
 
+def test_what_failed_and_spent_its_key_is_tried_anew_under_another():
+    talk = Talk(lambda turn, _: Plan(steps=(BOOK,)))
+    talk.say("book")
+    talk.finish("failed", reason="not known to find", spent=True)
+    talk.finish("failed", reason="no route")
+    first, second, third = talk.sent(RunStep)
+    assert first.key != second.key
+    assert second.key == third.key
+
+
+def test_a_restarted_turn_tries_what_failed_and_spent_its_key_under_another():
+    talk = Talk(one_plan(Plan(steps=(BOOK, MAIL))), make_rules(in_flight=RESTART), relate=relating("adds"))
+    talk.say("book")
+    talk.planner = lambda turn, _: Plan(steps=(MAIL,)) if turn.failing else Plan(steps=(BOOK,))
+    talk.finish("failed", reason="not known to find", spent=True)
+    talk.planner = lambda turn, _: Plan(steps=(BOOK,))
+    talk.say("again")
+    first, second = [run.key for run in talk.sent(RunStep) if run.tool == "book"]
+    assert first != second
+
+
 def test_what_was_refused_is_another_occurrence():
     talk = Talk(lambda turn, _: Plan(steps=(BOOK,)))
     talk.say("book")

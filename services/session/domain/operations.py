@@ -93,7 +93,8 @@ def _worth_keeping(state: SessionState) -> dict[str, OperationRef]:
 def _key(draft: Draft, turn: Turn, step: Step, rules: Rules) -> str:
     """Lineage, tool, arguments, occurrence: two genuine identical wishes have two keys (design §3.4).
 
-    What failed before it was sent released its key, and is tried anew with it.
+    What failed and released its key, as before it was sent, is tried anew with it; where the key is spent the next
+    occurrence is.
     """
     root = turn.id if "keys_by_turn" in rules.labs else turn.root  # the lab's wrong form
     if "keys_by_step" in rules.labs:
@@ -107,15 +108,16 @@ def _key(draft: Draft, turn: Turn, step: Step, rules: Rules) -> str:
 
 
 def _released(draft: Draft, turn: Turn, step: Step) -> str:
-    """The key of the last attempt at this very step, if that failed."""
+    """The key of the last attempt at this very step, if that failed and did not spend it."""
     for result in reversed(turn.results):
         if same_call(result, step):
             known = draft.state.operations.get(result.operation)
-            return known.key if known is not None and result.state == "failed" else ""
+            return known.key if known is not None and result.state == "failed" and not known.spent else ""
     for kept in turn.kept:
         if kept.state == "failed" and not kept.taken and same_call(kept, step):
             take(draft, kept)
-            return kept.key
+            known = draft.state.operations.get(kept.operation)
+            return "" if known is not None and known.spent else kept.key
     return ""
 
 
@@ -186,7 +188,7 @@ def store_result(draft: Draft, known: OperationRef, finished: StepFinished, rule
     if replayed and "keys_by_step" in rules.labs:
         text += " (lab: keys by step)"
     draft.line("tool.replayed" if replayed else KINDS[finished.state], text, operation=known.id, turn=known.turn)
-    updated = known.model_copy(update={"state": finished.state, "subject": subject})
+    updated = known.model_copy(update={"state": finished.state, "subject": subject, "spent": finished.spent})
     draft.set(operations={**draft.state.operations, known.id: updated})
     if subject:
         kept = dict(list(draft.state.subjects.items())[-KEPT_SUBJECTS:])

@@ -85,6 +85,8 @@ class OperationRef(Part):
     """Causation depth of the turn that sent it; 0 where a person approved it: what comes of a yes begins anew."""
     doubted: bool = False
     """Its turn was told that its outcome is unknown, so the truth is owed (design §3.2)."""
+    spent: bool = False
+    """It failed, and to try anew takes another key: the door does not know that nothing can come of it any more."""
 
 
 class Result(Part):

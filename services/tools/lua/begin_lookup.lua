@@ -2,7 +2,7 @@
 -- KEYS     1 operation  2 lookup
 -- ARGV     1 now (ms)  2 member of lookup  3 token of this look-up  4 time to ask (ms)
 --          5 wait after the first look-up (ms), doubled after each  6 longest wait (ms)  7 "1" to ask before it is due
--- RETURNS  {"ask", operation, tool, arguments, call, context, attempt, claimed_at, now, origin}
+-- RETURNS  {"ask", operation, tool, arguments, call, context, attempt, keyed_from, now, origin}
 --          {"later", next}      it is asked by somebody, or not due
 --          {"known", state}     it is not unknown; it is looked up no more
 -- INVARIANT a look-up that ends without a word, its process included, is followed by another, ever more seldom. One of
@@ -11,7 +11,7 @@
 --@include now
 local now = store_now(ARGV[1])
 local old = redis.call('HMGET', KEYS[1], 'state', 'looked_up', 'asker', 'id', 'tool', 'args', 'call', 'context',
-                       'attempt', 'claimed_at', 'origin')
+                       'attempt', 'claimed_at', 'origin', 'keyed_from')
 if old[1] ~= 'unknown' then
   redis.call('ZREM', KEYS[2], ARGV[2])
   return {'known', old[1] or 'absent'}
@@ -24,4 +24,4 @@ if old[3] ~= ARGV[3] then
   redis.call('HSET', KEYS[1], 'looked_up', before + 1, 'asker', ARGV[3])
   redis.call('ZADD', KEYS[2], now + tonumber(ARGV[4]) + wait, ARGV[2])
 end
-return {'ask', old[4], old[5], old[6], old[7], old[8], old[9], old[10], now, old[11] or ''}
+return {'ask', old[4], old[5], old[6], old[7], old[8], old[9], old[12] or old[10], now, old[11] or ''}

@@ -8,13 +8,14 @@
 --          16 time to live of bindings (ms)  17 longest index  18 member of lease and trim  19 operation key
 --          20 time to live of the index (ms)  21 step of the action or ""  22 number of the action's steps
 --          23 count n of seals, then n input ids
--- RETURNS  {"claimed", attempt}              run it; also when asked again by the same call and owner
+-- RETURNS  {"claimed", attempt, keyed_from, now, lease_until}   run it; also when asked again by the same call and owner
 --          {"pending", owner, lease_until, now, call}
---          {"known", state, result, reason, call, operation, attempt, tool}
+--          {"known", state, result, reason, call, operation, attempt, tool, "1" for a failure whose key is spent}
 --          {"conflict"} {"expired"}          nothing is stored
 --          {"refused", reason}               nothing is stored
 -- INVARIANT a key is claimed at most once per attempt, by one owner, and a later attempt only follows a failure that
---          was proved before sending (G4). A turn has one origin, an input one root turn, each written once; an
+--          was proved before sending, or one that the destination told of while it honours the key of before (G4). A
+--          turn has one origin, an input one root turn, each written once; an
 --          input's steps stay within the cap; an action's step is spent by its own key only, after those before it
 --          are committed (G3, G6).
 -- Atomic, since a claim without its bindings or its spent step could be repeated under another key.
@@ -25,19 +26,22 @@ local seals = tonumber(ARGV[23])
 local action_step = ARGV[21]
 
 local old = redis.call('HMGET', KEYS[1], 'state', 'fingerprint', 'call', 'owner', 'lease_until', 'attempt',
-                       'result', 'reason', 'id', 'tool', 'resolved_by')
+                       'result', 'reason', 'id', 'tool', 'resolved_by', 'released_until', 'keyed_from', 'claimed_at')
 local state, attempt = old[1], tonumber(old[6] or '0')
 if state and state ~= 'withdrawn' and old[2] ~= ARGV[6] then
   return {'conflict'}
 end
 if state == 'pending' then
-  if old[3] == call and old[4] == owner then return {'claimed', attempt} end
+  if old[3] == call and old[4] == owner then return {'claimed', attempt, old[13] or old[14], now, old[5]} end
   return {'pending', old[4], old[5], now, old[3]}
 end
--- A failure proved before sending has released the key: another call may try, the same call hears of it again. An
--- operator's word that it failed is no such proof.
-if state and (state ~= 'failed' or old[11] or old[3] == call or now > not_after) then
-  return {'known', state, old[7] or '', old[8] or '', old[3] or '', old[9] or '', attempt, old[10] or ''}
+-- A failure proved before sending has released the key: another call may try, the same call hears of it again. One that
+-- was found out afterwards has released it for as long as the destination honours it: a holder that wakes after all sends
+-- under the same key, also after a later attempt. An operator's word releases nothing.
+local spent = state == 'failed' and (old[11] or old[12]) and now > tonumber(old[12] or '0')
+if state and (state ~= 'failed' or spent or old[3] == call or now > not_after) then
+  return {'known', state, old[7] or '', old[8] or '', old[3] or '', old[9] or '', attempt, old[10] or '',
+          spent and '1' or ''}
 end
 if now > not_after then return {'expired'} end
 
@@ -84,13 +88,14 @@ for i = 1, seals do
 end
 
 local lease_until = now + tonumber(ARGV[4])
+local keyed_from = old[12] and old[13] or now
 redis.call('HSET', KEYS[1], 'state', 'pending', 'call', call, 'owner', owner, 'lease_until', lease_until,
            'not_after', ARGV[5], 'fingerprint', ARGV[6], 'id', ARGV[7], 'turn', ARGV[8], 'root', ARGV[9],
            'tool', ARGV[10], 'args', ARGV[11], 'context', ARGV[12], 'attempt', attempt + 1, 'claimed_at', now,
-           'origin', ARGV[14],
+           'keyed_from', keyed_from, 'origin', ARGV[14],
            'action', action_step ~= '' and string.match(action, '([^:]+)$') or '', 'step', action_step)
 if state then -- a released key is claimed again
-  redis.call('HDEL', KEYS[1], 'result', 'reason', 'finished_at')
+  redis.call('HDEL', KEYS[1], 'result', 'reason', 'finished_at', 'resolved_by', 'looked_up')
   redis.call('PERSIST', KEYS[1])
 end
 redis.call('ZADD', KEYS[3], lease_until, ARGV[18])
@@ -98,4 +103,4 @@ redis.call('ZADD', KEYS[4], ARGV[5], ARGV[18])
 redis.call('ZADD', KEYS[2], now, ARGV[7] .. ':' .. ARGV[19])
 redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1 - tonumber(ARGV[17]))
 redis.call('PEXPIRE', KEYS[2], ARGV[20])
-return {'claimed', attempt + 1}
+return {'claimed', attempt + 1, keyed_from, now, lease_until}

@@ -1,7 +1,7 @@
 -- Take a pending operation from a holder that is gone.
 -- KEYS     1 operation  2 lease
 -- ARGV     1 now (ms)  2 new owner token  3 lease (ms)  4 member of lease  5 owner known to be gone, or ""
--- RETURNS  {"taken", operation, tool, arguments, call, context, attempt, claimed_at, now, origin}
+-- RETURNS  {"taken", operation, tool, arguments, call, context, attempt, keyed_from, now, origin}
 --          {"held", lease_until}    its holder may be alive; nothing changed
 --          {"finished", state}      it is not pending; only the lease's entry is gone
 -- INVARIANT of a holder and its successors the last one alone can record (G4).
@@ -9,7 +9,7 @@
 --@include now
 local now = store_now(ARGV[1])
 local old = redis.call('HMGET', KEYS[1], 'state', 'owner', 'lease_until', 'id', 'tool', 'args', 'call', 'context',
-                       'attempt', 'claimed_at', 'origin')
+                       'attempt', 'claimed_at', 'origin', 'keyed_from')
 if old[1] ~= 'pending' then
   redis.call('ZREM', KEYS[2], ARGV[4])
   return {'finished', old[1] or 'absent'}
@@ -20,4 +20,4 @@ if old[2] ~= ARGV[2] then
   redis.call('HSET', KEYS[1], 'owner', ARGV[2], 'lease_until', lease_until)
   redis.call('ZADD', KEYS[2], lease_until, ARGV[4])
 end
-return {'taken', old[4], old[5], old[6], old[7], old[8], old[9], old[10], now, old[11] or ''}
+return {'taken', old[4], old[5], old[6], old[7], old[8], old[9], old[12] or old[10], now, old[11] or ''}
