@@ -42,6 +42,11 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class NotSent(Failed):
+    """The destination was not reached, so that the same call may be tried again at once."""
+
+
+@dataclass(frozen=True)
 class Unknown:
     """It was sent, or may have been, and no answer came."""
 
@@ -240,6 +245,14 @@ def after_holder(tool: Tool | None, claimed_at: int, now: int) -> Literal["send"
         return "send"  # a timer's message leaves with the record of its outcome, never before
     honoured = tool.keyed is not None and now < claimed_at + tool.keyed.for_ * 1000
     return "send" if honoured else "unknown"
+
+
+def of_repeat(outcome: Outcome) -> Outcome:
+    """What the repeat of a call proves that may have been sent before: that this one was not sent says nothing of the
+    other (G4)."""
+    if isinstance(outcome, Failed):
+        return Unknown(f"it may have been sent before, and could not be sent again: {outcome.reason}")
+    return outcome
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,10 @@ class Call:
     timeout: float
     own_key: str = ""
     """The operation's key within its session."""
+    actor: str = ""
+    """Who acts, `kind:source:principal` of the sealed origin; "" where the runtime itself asks (a look-up)."""
+    repeat: bool = False
+    """It may have been sent before with this key, and may have had its effect then."""
 
 
 class Connector(Protocol):
