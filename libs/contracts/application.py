@@ -378,8 +378,8 @@ class Keyed(Part):
 
 
 class Breaker(Part):
-    """Stops calls of a tool whose destination fails: after so many in a row that are unknown or failed, none is sent for
-    the pause, then one is tried."""
+    """Stops calls of a tool whose destination fails: after so many in a row that are unknown or failed, none is sent
+    for the pause, then one is tried."""
 
     failures: int = Field(5, ge=1, le=1000)
     pause: Duration = 30.0
@@ -678,6 +678,15 @@ class Application(Part):
     def _source_faults(self) -> list[str]:
         users = [name for name, source in self.sources.items() if source.verify.scheme == "user-token"]
         return [] if len(users) <= 1 else [f"sources: only one may use user-token, not {', '.join(users)}"]
+
+    @property
+    def tool_secrets(self) -> dict[str, str]:
+        """Every reference to a tool's secret (`env:NAME`, `file:PATH`) by where it stands in the file."""
+        return {
+            f"tools.{name}.connector.{where}": reference
+            for name, tool in self.tools.items()
+            for where, reference in tool.connector.secrets.items()
+        }
 
     @property
     def user_source(self) -> str:

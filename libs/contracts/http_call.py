@@ -112,7 +112,7 @@ def _check_literals(piece: str) -> None:
     if "#" in piece:
         raise ValueError("a fragment is never sent")
     if not all(_PATH_LITERAL.fullmatch(name) for name in piece.split("/")):
-        raise ValueError("a path holds letters, digits and -._~!$&'()*+,;=:@ and {{ templates }}; encode the rest as %XX")
+        raise ValueError("a path holds letters, digits, -._~!$&'()*+,;=:@ and {{ templates }}; encode the rest as %XX")
 
 
 def _is_template(piece: str) -> bool:

@@ -8,7 +8,7 @@ import asyncio
 import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from importlib.metadata import version
 from typing import Any
@@ -23,7 +23,6 @@ from libs.contracts.canonical import JSON, canonical
 from libs.contracts.errors import ContractError
 from libs.contracts.http_call import (
     HEADER_VALUE,
-    Meaning,
     Unfit,
     fill_path,
     fill_query,
@@ -50,25 +49,25 @@ _SHARE_IN_ALL = 0.95
 _EXPLAINED_BYTES = 64 * 1024
 """Of an answer whose status says all; only its beginning is told."""
 _SHOWN = 200
-_TOKEN = re.compile(r"\S{6,}")
+_TOKEN = re.compile(r"\S{8,}")
 
 
 class AnswerFault(Exception):
     """An answer that proves nothing. The text says what was seen."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Answer:
-    """What came back, as far as it was read."""
+    """What came back, as far as it was read. Status 0: nothing came."""
 
-    status: int
-    headers: Mapping[str, str]
-    content: bytes
+    status: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content: bytes = b""
 
 
 def http_client(trusted: ssl.SSLContext | None = None) -> httpx2.AsyncClient:
-    """A client for one tool. It follows no redirect, keeps no cookie (one user's would go with another's call), reads no
-    proxy from the environment, and adds nothing of its own."""
+    """A client for one tool. It follows no redirect, keeps no cookie (one user's would go with another's call), and
+    reads neither proxies nor passwords from the environment."""
     limits = httpx2.Limits(
         max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS, keepalive_expiry=IDLE_SECONDS
     )
@@ -87,7 +86,9 @@ def header_values(configured: Configured, environment: Mapping[str, str]) -> tup
         try:
             value = resolve_secret(reference, environment)
             if not HEADER_VALUE.fullmatch(value):
-                raise ValueError(f"what {reference} holds is no header's value: printable ASCII without spaces around it")
+                raise ValueError(
+                    f"what {reference} holds cannot stand in a header: printable ASCII, no spaces around it"
+                )
             values[name] = value
         except ValueError as error:
             faults.append(f"headers.{name}: {error}")
@@ -113,15 +114,17 @@ class HttpConnector:
         except (Unfit, TemplateError) as error:
             # The same arguments never fit: nothing was sent, and nothing is wrong with the destination.
             return Refused(f"the arguments do not fit the request: {self._told(str(error))}")
+        answer = Answer()
         try:
             async with asyncio.timeout(call.timeout * _SHARE_IN_ALL):
-                return self._outcome(await self._send(request, call), call)
+                await self._send(request, call, answer)
+                return self._outcome(answer, call)
         except _NOT_SENT as error:
             return NotSent(f"the destination cannot be reached: {type(error).__name__}")
         except TimeoutError:
-            return Unknown(f"no whole answer within {call.timeout * _SHARE_IN_ALL:.3g} s")
+            return Unknown(f"no whole answer within {call.timeout * _SHARE_IN_ALL:.3g} s{self._so_far(answer)}")
         except httpx2.HTTPError as error:
-            return Unknown(f"the connection was cut: {type(error).__name__}")
+            return Unknown(f"the connection was cut: {type(error).__name__}{self._so_far(answer)}")
         except AnswerFault as fault:
             return Unknown(str(fault))
 
@@ -168,34 +171,36 @@ class HttpConnector:
             "turnkeeper-operation": call.operation,
         }
 
-    async def _send(self, request: httpx2.Request, call: Call) -> Answer:
+    async def _send(self, request: httpx2.Request, call: Call, answer: Answer) -> None:
+        """Send, and read into `answer`: what is read of it is known also where the rest never comes."""
         share = call.timeout * _SHARE_TO_CONNECT
         request.extensions["timeout"] = {"connect": share, "pool": share, "read": None, "write": None}
         response = await self._client.send(request, stream=True, follow_redirects=False)
         try:
-            meaning = meaning_of(response.status_code, self._configured.answers)
-            content = await self._read(response, meaning)
+            answer.status = response.status_code
+            answer.headers = {name.lower(): value for name, value in response.headers.items()}
+            await self._read(response, answer)
         finally:
             await response.aclose()
-        return Answer(response.status_code, {name.lower(): value for name, value in response.headers.items()}, content)
 
-    async def _read(self, response: httpx2.Response, meaning: Meaning) -> bytes:
-        """The content. Raises AnswerFault where it is needed and too large, or packed."""
-        needed = meaning == "committed" and self._configured.reads != "nothing"
+    async def _read(self, response: httpx2.Response, answer: Answer) -> None:
+        """Raises AnswerFault where content is needed and too large, or packed."""
+        committed = meaning_of(answer.status, self._configured.answers) == "committed"
+        needed = committed and self._configured.reads != "nothing"
         most = self._configured.max_answer if needed else min(self._configured.max_answer, _EXPLAINED_BYTES)
-        packed = response.headers.get("content-encoding", "identity").strip().lower() not in ("identity", "")
-        if packed and needed:
-            raise AnswerFault(f"an answer that is packed, which was not asked for, status {response.status_code}")
-        parts, size = [], 0
+        if answer.headers.get("content-encoding", "identity").strip().lower() not in ("identity", ""):
+            if needed:
+                raise AnswerFault(f"an answer that is packed, which was not asked for, status {answer.status}")
+            return
+        read = bytearray()
         async for part in response.aiter_raw():
-            parts.append(part)
-            size += len(part)
-            if size > most and needed:
-                seen = self._seen(b"".join(parts))
-                raise AnswerFault(f"an answer of more than {most} bytes, status {response.status_code}{seen}")
-            if size > most or packed:
-                break
-        return b"" if packed else b"".join(parts)[:most]
+            read += part
+            answer.content = bytes(read[:most])  # also where the rest never comes
+            if len(read) > most and needed:
+                told = self._seen(answer.content)
+                raise AnswerFault(f"an answer of more than {most} bytes, status {answer.status}{told}")
+            if len(read) > most:
+                return
 
     def _outcome(self, answer: Answer, call: Call) -> Outcome:
         meaning = meaning_of(answer.status, self._configured.answers)
@@ -217,7 +222,7 @@ class HttpConnector:
         template = self._configured.result
         if template is None:
             return value
-        context = {**_context(call), "answer": value, "status": answer.status, "headers": dict(answer.headers)}
+        context = {**_context(call), "answer": value, "status": answer.status, "headers": answer.headers}
         try:
             result = fill(template, context)
             canonical(result)
@@ -257,7 +262,7 @@ class HttpConnector:
         return f": {detail}" if detail else self._seen(answer.content)
 
     def _detail(self, answer: Answer) -> str:
-        """What the destination says of it (RFC 9457, or the forms that are common), "" where it says nothing readable."""
+        """What the destination says of it (RFC 9457, or a common form), "" where it says nothing readable."""
         try:
             body = orjson.loads(answer.content)
         except orjson.JSONDecodeError:
@@ -269,6 +274,9 @@ class HttpConnector:
         if not content:
             return ", without content"
         return f", which began {self._told(content[: 4 * _SHOWN].decode(errors='replace'))!r}"
+
+    def _so_far(self, answer: Answer) -> str:
+        return f", after status {answer.status}{self._seen(answer.content)}" if answer.status else ""
 
     def _told(self, text: str) -> str:
         """Text of others as it may be told: without our secrets, visible, and short."""
