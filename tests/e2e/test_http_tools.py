@@ -2,7 +2,6 @@
 `lost-answer` over the connector `http`, and what a destination that fails does to the rest."""
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,10 @@ TOKEN = "Bearer 0nly-the-door-has-it"
 COUNTS = {"ingress": 1, "session": 1, "consent": 1, "tools": 2}
 RULES = {
     "rules": [
-        {"when": "{{ input.data.text == 'book' and not results }}",
-         "steps": [{"tool": "book", "args": {"shop": "trattoria", "party": 4}}]},
-        {"when": "{{ results and results[-1].state == 'committed' }}", "reply": "booked {{ results[-1].result.id }}"},
+        {"when": {"text": "book"}, "steps": [{"tool": "book", "args": {"shop": "trattoria", "party": 4}}]},
+        {"when": {"after": "book", "state": "committed"}, "reply": "booked {{ results[-1].result.id }}"},
     ]
-}  # fmt: skip
+}
 
 
 def application(url: str) -> dict[str, Any]:
@@ -44,7 +42,10 @@ def application(url: str) -> dict[str, Any]:
                         "body": {"party": "{{ party }}"}, "result": {"id": "{{ answer.id }}"},
                     }
                 },
-                "lookup": {"tool": "find", "args": {"key": "{{ key }}"}, "result": "{{ {'id': found[0].id} if found else none }}"},
+                "lookup": {
+                    "tool": "find", "args": {"key": "{{ key }}"},
+                    "result": "{{ {'id': found[0].id} if found else none }}",
+                },
             },
             "find": {
                 "effect": "read", "args": keyed,
@@ -72,22 +73,27 @@ def running(folder: Path, api: ApiProcess) -> Iterator[tuple[stacks.Stack, Clien
         stack.stop()
 
 
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[ApiProcess]:
-    with running_api(tmp_path) as process:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("http-tools")
+
+
+@pytest.fixture(scope="module")
+def api(folder: Path) -> Iterator[ApiProcess]:
+    with running_api(folder) as process:
         yield process
 
 
-@pytest.fixture
-def stage(
-    tmp_path: Path, api: ApiProcess, redis_url: str, amqp_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[stacks.Stack, Client]]:
-    monkeypatch.setenv("TURNKEEPER_REDIS_URL", redis_url)
-    monkeypatch.setenv("TURNKEEPER_AMQP_URL", amqp_url)
-    monkeypatch.setenv("TURNKEEPER_NAMESPACE", namespace)
-    monkeypatch.setenv("BOOKING_TOKEN", TOKEN)
-    with running(tmp_path, api) as started:
-        yield started
+@pytest.fixture(scope="module")
+def stage(folder: Path, api: ApiProcess, redis_url: str, amqp_url: str) -> Iterator[tuple[stacks.Stack, Client]]:
+    """One stack for all: each test has a session of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TURNKEEPER_REDIS_URL", redis_url)
+        patch.setenv("TURNKEEPER_AMQP_URL", amqp_url)
+        patch.setenv("TURNKEEPER_NAMESPACE", f"{folder.parent.name}-{folder.name}")
+        patch.setenv("BOOKING_TOKEN", TOKEN)
+        with running(folder, api) as started:
+            yield started
 
 
 def kinds(client: Client, session: str) -> list[str]:
@@ -108,43 +114,45 @@ def test_a_lost_answer_is_looked_up_and_the_booking_is_there_once(
 ) -> None:
     """`lost-answer` over HTTP: unknown, asked, committed; one booking, and the user never hears that it failed."""
     _, client = stage
-    client.create_session("s1", OWNER)
+    before = len(api.booked())
+    client.create_session(how, OWNER)
     api.then(how=how, body="{")
-    client.say("s1", "book", OWNER)
-    wait_for(client, "s1", "turn.done")
-    told = [kind for kind in kinds(client, "s1") if kind.startswith("tool.")]
+    client.say(how, "book", OWNER)
+    wait_for(client, how, "turn.done")
+    told = [kind for kind in kinds(client, how) if kind.startswith("tool.")]
     assert told == ["tool.sent", "tool.unknown", "tool.committed"]
-    (booking,) = api.booked()
+    (booking,) = api.booked()[before:]
     assert (booking["shop"], booking["party"]) == ("trattoria", 4)
-    replies = [line.text for line in client.timeline("s1") if line.kind == "reply"]
+    replies = [line.text for line in client.timeline(how) if line.kind == "reply"]
     assert replies == [f"booked {booking['id']}"]
-    posts = [request for request in api.requests() if request["method"] == "POST"]
-    assert len(posts) == 1, "it is asked, never sent again"
-    (asked,) = [request for request in api.requests() if request["method"] == "GET"][-1:]
-    assert booking["key"] in asked["target"]
-    assert posts[0]["headers"]["turnkeeper-actor"] == "user:app:ana"
-    assert posts[0]["headers"]["authorization"] == TOKEN
+    about = [sent for sent in api.requests() if booking["key"] in f"{sent['target']}{sent['headers']}"]
+    (sent,) = [request for request in about if request["method"] == "POST"]  # it is asked, never sent again
+    assert sent["headers"]["turnkeeper-actor"] == "user:app:ana"
+    assert sent["headers"]["authorization"] == TOKEN
+    assert f"?key={booking['key']}" in [one for one in about if one["method"] == "GET"][-1]["target"]
 
 
 def test_the_tools_secret_is_the_doors_alone_and_is_told_nowhere(
-    stage: tuple[stacks.Stack, Client], api: ApiProcess, tmp_path: Path
+    stage: tuple[stacks.Stack, Client], api: ApiProcess, folder: Path
 ) -> None:
     stack, client = stage
-    client.create_session("s1", OWNER)
+    client.create_session("echo", OWNER)
     api.then(status=500, body=f"you sent {TOKEN}", commit=True)
-    client.say("s1", "book", OWNER)
-    wait_for(client, "s1", "turn.done")
-    written = [path for path in (tmp_path / "state").rglob("*") if path.is_file()]
-    assert written
-    for path in written:
-        assert TOKEN.encode() not in path.read_bytes(), path
-        assert TOKEN.removeprefix("Bearer ").encode() not in path.read_bytes(), path
-    has = {name: TOKEN.encode() in environment_of(pid) for name, pid in pids(stack).items()}
-    assert {name for name, found in has.items() if found} == {"tools-0", "tools-1"}
+    client.say("echo", "book", OWNER)
+    wait_for(client, "echo", "turn.done")
+    lines = [line.text for line in client.timeline("echo")]
+    assert any("you sent …" in line for line in lines), lines
+    logs = list((folder / "state").rglob("*.log"))
+    assert len(logs) >= len(stack.pids)
+    bare = TOKEN.removeprefix("Bearer ")
+    assert [path for path in logs if bare.encode() in path.read_bytes()] == []
+    assert bare not in "".join(lines)
+    has = {name for name, pid in pids(stack).items() if bare.encode() in environment_of(pid)}
+    assert has == {"tools-0", "tools-1"}
 
 
 def pids(stack: stacks.Stack) -> dict[str, int]:
-    return {name: pid for name, pid in stack.pids().items() if name.rpartition("-")[0] in COUNTS}
+    return {name: pid for name, pid in stack.pids.items() if name.rpartition("-")[0] in COUNTS}
 
 
 def environment_of(pid: int) -> bytes:
@@ -157,7 +165,7 @@ def test_a_secret_that_is_missing_stops_the_start_and_names_its_place(
     monkeypatch.setenv("TURNKEEPER_REDIS_URL", redis_url)
     monkeypatch.setenv("TURNKEEPER_AMQP_URL", amqp_url)
     monkeypatch.setenv("TURNKEEPER_NAMESPACE", namespace)
-    assert "BOOKING_TOKEN" not in os.environ
-    with pytest.raises(Exception, match=r"tools\.book\.connector\.http\.headers\.Authorization: .*BOOKING_TOKEN"):
-        with running(tmp_path, api):
-            raise AssertionError("it started")
+    monkeypatch.delenv("BOOKING_TOKEN", raising=False)
+    place = r"tools\.book\.connector\.http\.headers\.Authorization: .*BOOKING_TOKEN"
+    with pytest.raises(Exception, match=place), running(tmp_path, api):
+        raise AssertionError("it started")

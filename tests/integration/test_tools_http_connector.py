@@ -4,14 +4,17 @@ import asyncio
 import dataclasses
 import socket
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from libs.contracts.application import HttpConnector as Configured
+from libs.contracts.application import parse_application
+from libs.runtime.clock import SystemClock
+from libs.runtime.settings import SettingsError
 from services.tools.connectors.http import HttpConnector, header_values, http_client
 from services.tools.domain import Committed, Failed, NotSent, Outcome, Refused, Unknown
+from services.tools.main import connect
 from services.tools.ports import Call
 from tests.support.api import ApiProcess, running_api
 
@@ -126,7 +129,7 @@ async def test_a_too_large_answer_is_unknown_and_is_not_read_to_its_end(api: Api
     api.then(body=f'{{"id": "{"x" * 5_000_000}"}}')
     found = await tool.run(max_answer=1000)
     assert isinstance(found, Unknown)
-    assert found.reason.startswith("an answer of more than 1000 bytes, status 201, which began '{\"id\": \"xxx")
+    assert found.reason.startswith('an answer of more than 1000 bytes, status 201, which began \'{"id": "xxx')
     assert len(found.reason) < 400
 
 
@@ -248,4 +251,22 @@ def test_a_secret_that_is_missing_is_told_by_its_place_and_never_by_its_value() 
     assert faults == [
         "headers.Authorization: the environment variable TOKEN is not set",
         "headers.X-Other-Key: what env:BAD holds cannot stand in a header: printable ASCII without outer spaces",
+    ]
+
+
+def test_the_door_does_not_start_without_a_tools_secret() -> None:
+    http = {"url": "http://a.example/", "headers": {"Authorization": "env:TOKEN"}}
+    application = parse_application(
+        {
+            "sources": {"app": {"verify": {"scheme": "user-token"}}},
+            "tools": {"pay": {"connector": {"http": http}}, "refund": {"connector": {"http": http}}},
+            "planner": {"scripted": {"rules": "rules.yaml"}},
+        },
+        "test",
+    )
+    with pytest.raises(SettingsError) as caught:
+        connect(application, None, SystemClock(), environment={})
+    assert caught.value.faults == [
+        f"tools.{name}.connector.http.headers.Authorization: the environment variable TOKEN is not set"
+        for name in ("pay", "refund")
     ]

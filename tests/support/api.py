@@ -1,7 +1,7 @@
 """A booking API in a process of its own: it honours `Idempotency-Key`, keeps a ledger that it syncs, and misbehaves on
-demand. `POST /v1/shops/{shop}/bookings` books, `GET /v1/bookings?key=…` looks up, `POST /_next` says what the next booking
-gets: `{"commit": bool, "status": …, "headers": {…}, "body": "…"}`, and `how`: `answer`, `cut` (the connection ends
-before the status), `torn` (it ends within the content), `hang`, or `raw` (`body` is all that is sent).
+demand. `POST /v1/shops/{shop}/bookings` books, `GET /v1/bookings?key=…` looks up, `POST /_next` says what the next
+booking gets: `{"commit": bool, "status": …, "headers": {…}, "body": "…"}`, and `how`: `answer`, `cut` (the connection
+ends before the status), `torn` (it ends within the content), `hang`, or `raw` (`body` is all that is sent).
 """
 
 import contextlib
@@ -65,7 +65,9 @@ class Handler(BaseHTTPRequestHandler):
             return self._answer(200, json.dumps(self.server.requests))
         self._keep(b"")
         wanted = parse_qs(parts.query).get("key", [""])[0]
-        found = [booking for booking in self.server.bookings if f'"{booking["key"]}"' == wanted or booking["key"] == wanted]
+        found = [
+            booking for booking in self.server.bookings if f'"{booking["key"]}"' == wanted or booking["key"] == wanted
+        ]
         return self._answer(200, json.dumps({"bookings": found}))
 
     def do_POST(self) -> None:

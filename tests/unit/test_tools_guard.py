@@ -198,7 +198,13 @@ async def test_with_no_time_left_it_is_not_tried_again() -> None:
 def test_a_bucket_holds_no_more_than_its_budget() -> None:
     budget = Budget(Retries(budget=2, per=10.0), 0.0)
     taken: Callable[[float], bool] = budget.take
-    assert [taken(1000.0), taken(1000.0), taken(1000.0), taken(1004.9), taken(1005.0)] == [True, True, False, False, True]
+    assert [taken(1000.0), taken(1000.0), taken(1000.0), taken(1004.9), taken(1005.0)] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_a_repeat_that_was_not_sent_does_not_prove_that_nothing_was() -> None:
