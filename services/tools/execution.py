@@ -19,10 +19,9 @@ from services.tools.domain import (
     Unknown,
     after_holder,
     destination_key,
-    of_repeat,
 )
 from services.tools.metrics import ToolMetrics
-from services.tools.ports import Call, Connector, Ledger, Work
+from services.tools.ports import AGENT, Call, Connector, Ledger, Work
 
 log = structlog.get_logger(__name__)
 
@@ -72,8 +71,7 @@ class Executor:
         """Go on where a holder stopped: sent again with the same key, or unknown."""
         if after_holder(self._catalogue.tool(work.tool), work.claimed_at, work.now) == "send":
             log.info("operation.sent_again", session=work.session, operation=work.operation, tool=work.tool)
-            tool = self._catalogue.tool(work.tool)
-            return await self._run(work, repeat=tool is not None and tool.effect == "write")
+            return await self._run(work, again=True)
         return await self._record(work, Unknown("whoever ran it is gone, and it may have been sent"))
 
     async def take_over(self, session: str, key: str, *, tool: str = "", gone: str = "") -> OperationState | None:
@@ -89,25 +87,26 @@ class Executor:
             case _:
                 return None
 
-    async def _run(self, work: Work, *, repeat: bool = False) -> OperationState:
+    async def _run(self, work: Work, *, again: bool = False) -> OperationState:
         self._begun.add(work.owner)
         self.holding.add(work.member)
         try:
-            outcome = await self._call(work, repeat)
-            state = await self._record(work, of_repeat(outcome) if repeat else outcome)
+            state = await self._record(work, await self._call(work, again))
         finally:
             self.holding.discard(work.member)
         self._begun.discard(work.owner)
         return state
 
-    async def _call(self, work: Work, repeat: bool) -> Outcome:
+    async def _call(self, work: Work, again: bool) -> Outcome:
         tool, connector = self._catalogue.tool(work.tool), self._connectors.get(work.tool)
         if tool is None or connector is None:
             return Failed(f"there is no tool {work.tool}")
         timeout = tool.connector.timeout
         key = destination_key(self._namespace, work.session, work.key)
-        actor = work.origin.replace(" ", ":")  # slugs, which hold neither
-        call = Call(work.session, work.operation, work.tool, work.args, key, timeout, work.key, actor, repeat)
+        call = Call(
+            work.session, work.operation, work.tool, work.args, key, timeout, work.key, actor=_actor(work.origin),
+            repeat=again and tool.effect == "write",
+        )  # fmt: skip
         try:
             async with asyncio.timeout(timeout):
                 return await connector.run(call)
@@ -141,6 +140,12 @@ class Executor:
                 reason=reason,
             )  # fmt: skip
         return state
+
+
+def _actor(origin: str) -> str:
+    """Who acts in a turn of this origin: an actor in their own, else the agent."""
+    kind, _, rest = origin.partition(" ")
+    return rest.rpartition(" ")[2] if kind == "actor" else AGENT
 
 
 def _told(outcome: Outcome) -> tuple[OperationState, JSON, str]:

@@ -10,6 +10,9 @@ from libs.contracts.tools import RunStep
 from libs.runtime.publisher import Outgoing
 from services.tools.domain import Action, Admitted, Outcome
 
+AGENT = "agent"
+"""Who acts in every turn but an actor's own."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -91,8 +94,8 @@ class Call:
     timeout: float
     own_key: str = ""
     """The operation's key within its session."""
-    actor: str = ""
-    """Who acts, `kind:source:principal` of the sealed origin; "" where the runtime itself asks (a look-up)."""
+    actor: str = AGENT
+    """Who acts, from the sealed origin: what a destination is told in `Turnkeeper-Actor`."""
     repeat: bool = False
     """It may have been sent before with this key, and may have had its effect then."""
 

@@ -127,7 +127,7 @@ def test_a_lost_answer_is_looked_up_and_the_booking_is_there_once(
     assert replies == [f"booked {booking['id']}"]
     about = [sent for sent in api.requests() if booking["key"] in f"{sent['target']}{sent['headers']}"]
     (sent,) = [request for request in about if request["method"] == "POST"]  # it is asked, never sent again
-    assert sent["headers"]["turnkeeper-actor"] == "user:app:ana"
+    assert sent["headers"]["turnkeeper-actor"] == "agent"
     assert sent["headers"]["authorization"] == TOKEN
     assert f"?key={booking['key']}" in [one for one in about if one["method"] == "GET"][-1]["target"]
 

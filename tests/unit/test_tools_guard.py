@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -205,6 +206,14 @@ def test_a_bucket_holds_no_more_than_its_budget() -> None:
         False,
         True,
     ]
+
+
+async def test_a_repeat_during_the_pause_is_unknown() -> None:
+    world = World(THREE)
+    await world.each(*BAD)
+    found = await world.guard.run(replace(CALL, repeat=True))
+    assert isinstance(found, Unknown)
+    assert found.reason.startswith("it may have been sent before, and could not be sent again: not sent: book has a pause")
 
 
 def test_a_repeat_that_was_not_sent_does_not_prove_that_nothing_was() -> None:

@@ -11,7 +11,7 @@ import structlog
 
 from libs.contracts.application import Application, Tool
 from services.tools.circuit import Budget, Change, Circuit, Pass
-from services.tools.domain import Failed, NotSent, Outcome, Unknown
+from services.tools.domain import Failed, NotSent, Outcome, Unknown, of_repeat
 from services.tools.metrics import ToolMetrics
 from services.tools.ports import Call, Connector
 
@@ -53,6 +53,10 @@ class Guard:
 
     async def run(self, call: Call) -> Outcome:
         """Do it once, unless the tool is given a pause: then it failed, not sent."""
+        outcome = await self._run(call)
+        return of_repeat(outcome) if call.repeat else outcome
+
+    async def _run(self, call: Call) -> Outcome:
         if self._circuit is None:
             return await self._tried(call)
         entered = self._circuit.enter(self._now())

@@ -35,8 +35,6 @@ from libs.contracts.templates import TemplateError, fill, render
 from services.tools.domain import Committed, Failed, NotSent, Outcome, Refused, Unknown
 from services.tools.ports import Call
 
-RUNTIME = "turnkeeper"
-"""The actor of a look-up, which no turn causes."""
 CONNECTIONS = 256
 """As many as the door handles at once: a call never waits for another one's answer."""
 IDLE_SECONDS = 2.0
@@ -87,7 +85,7 @@ def header_values(configured: Configured, environment: Mapping[str, str]) -> tup
             value = resolve_secret(reference, environment)
             if not HEADER_VALUE.fullmatch(value):
                 raise ValueError(
-                    f"what {reference} holds cannot stand in a header: printable ASCII, no spaces around it"
+                    f"what {reference} holds cannot stand in a header: printable ASCII without outer spaces"
                 )
             values[name] = value
         except ValueError as error:
@@ -166,7 +164,7 @@ class HttpConnector:
             **sent,
             # What is packed could unpack to any size.
             "accept-encoding": "identity",
-            "turnkeeper-actor": call.actor or RUNTIME,
+            "turnkeeper-actor": call.actor,
             "turnkeeper-session": call.session,
             "turnkeeper-operation": call.operation,
         }
