@@ -320,7 +320,8 @@ class HttpConnector(Part):
             faults += template_faults(getattr(self, name), name)
         if self.method in BODILESS and self.body is not None:
             faults.append(f"body: a {self.method} has none; say what goes into the query")
-        if not self.sends_body and self.query is None and not has_templates(split_url(self.url)[1]):
+        silent = not self.sends_body and not self.chose_body and self.query is None
+        if silent and not has_templates(split_url(self.url)[1]):
             faults.append(f"query: a {self.method} sends its arguments there; say which, or {{}} for none")
         if faults:
             raise ValueError("; ".join(faults))
