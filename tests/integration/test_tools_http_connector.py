@@ -161,6 +161,14 @@ async def test_a_result_that_does_not_fit_is_unknown_with_what_was_seen(api: Api
     assert found.reason.endswith('status 201, which began \'{"booking": {"number": 7}}\'')
 
 
+async def test_a_number_that_cannot_be_kept_counts_only_in_the_result(api: ApiProcess, tool: Tool) -> None:
+    content = '{"id": "B7", "serial": 9007199254740993}'
+    api.then(body=content)
+    assert await tool.run(result={"id": "{{ answer.id }}"}) == Committed({"id": "B7"})
+    api.then(body=content)
+    assert isinstance(await tool.run(), Unknown)
+
+
 @pytest.mark.parametrize(("reads", "body", "outcome"), [
     ("text", "ok", Committed("ok")), ("nothing", PAGE, Committed(None)), ("nothing", "x" * 2000, Committed(None)),
 ])  # fmt: skip

@@ -221,11 +221,9 @@ class HttpConnector:
         """Raises AnswerFault for content that is not what the file says it is."""
         value = self._value(answer)
         template = self._configured.result
-        if template is None:
-            return value
         context = {**_context(call), "answer": value, "status": answer.status, "headers": answer.headers}
         try:
-            result = fill(template, context)
+            result = value if template is None else fill(template, context)
             canonical(result)
         except (TemplateError, ContractError) as error:
             seen = self._seen(answer.content)
@@ -240,12 +238,10 @@ class HttpConnector:
         try:
             if self._configured.reads == "text":
                 return answer.content.decode()
-            value = parse(answer.content)
-            canonical(value)
-        except (Malformed, UnicodeDecodeError, ContractError) as error:
+            return parse(answer.content)
+        except (Malformed, UnicodeDecodeError) as error:
             why = "that is not UTF-8" if isinstance(error, UnicodeDecodeError) else f"that cannot be read ({error})"
             raise AnswerFault(f"an answer {why}, status {answer.status}{self._seen(answer.content)}") from None
-        return value
 
     def _place(self, answer: Answer) -> str:
         """Where a redirect points: without its query, which may hold a secret. It is not followed."""
