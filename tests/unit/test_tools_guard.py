@@ -88,7 +88,7 @@ async def test_after_the_pause_one_call_tries_and_closes_it() -> None:
     world.run = waits  # type: ignore[method-assign]
     probe = asyncio.create_task(world.guard.run(CALL))
     await asyncio.sleep(0)
-    beside = await world.guard.run(CALL)
+    beside = await asyncio.wait_for(world.guard.run(CALL), 2)
     assert isinstance(beside, Failed)
     assert beside.reason.endswith("tried again when the call that tries it has ended")
     gate.set_result(None)
