@@ -7,7 +7,7 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -90,14 +90,15 @@ def application_faults(config: Path, application: Application, lab: Lab) -> list
         for name, tool in application.tools.items()
         if tool.connector.python is not None
     }
-    faults += _secret_faults(application, {**os.environ, **_lab_of(lab, "session", "session-0")})
+    faults += _secret_faults(application.planner.secrets, {**os.environ, **_lab_of(lab, "session", "session-0")})
+    faults += _secret_faults(application.tool_secrets, {**os.environ, **_lab_of(lab, "tools", "tools-0")})
     return faults + (_import_faults(functions, config.parent, lab) if functions else [])
 
 
-def _secret_faults(application: Application, environment: Mapping[str, str]) -> list[str]:
-    """A planner's secret is somebody else's: it cannot be drawn, as a source's can."""
+def _secret_faults(references: Mapping[str, str], environment: Mapping[str, str]) -> list[str]:
+    """A planner's or a tool's secret is somebody else's: it cannot be drawn, as a source's can."""
     faults = []
-    for where, reference in application.planner.secrets.items():
+    for where, reference in references.items():
         try:
             resolve_secret(reference, environment)
         except ValueError as error:
@@ -178,9 +179,10 @@ def plan_processes(
     lab: Lab,
 ) -> list[Planned]:
     """Every process of the stack, the sandbox (if the application uses one) first."""
-    planners = planner_variables(application)
+    lent = {"session": planner_variables(application), "tools": tool_variables(application)}
+    inherited = _inherited(engine, made, {name for variables in lent.values() for name in variables})
     common = {
-        **_inherited(engine, made, planners),
+        **inherited,
         "TURNKEEPER_REDIS_URL": engine.redis_url,
         "TURNKEEPER_AMQP_URL": engine.amqp_url,
         "TURNKEEPER_NAMESPACE": engine.namespace,
@@ -191,13 +193,14 @@ def plan_processes(
     }
     planned = []
     if uses_sandbox(application):
-        planned.append(_plan_sandbox(state, config, _inherited(engine, made, planners), lab))
+        planned.append(_plan_sandbox(state, config, inherited, lab))
         common["TURNKEEPER_SANDBOX_URL"] = planned[0].url
     for name, port in ports.items():
         service = name.rpartition("-")[0]
         env = {
             **common,
-            **_secrets_of(service, made, planners),
+            **_secrets_of(service, made),
+            **lent.get(service, {}),
             "TURNKEEPER_REPLICA": name,
             "TURNKEEPER_HTTP_PORT": str(port),
             **_lab_of(lab, service, name),
@@ -223,27 +226,33 @@ def _plan_sandbox(state: Path, config: Path, inherited: Mapping[str, str], lab: 
 
 def planner_variables(application: Application) -> dict[str, str]:
     """What our environment holds of the planner's secrets, `NAME` and `NAME_FILE`: for the session service alone."""
-    references = application.planner.secrets.values()
+    return _variables(application.planner.secrets.values())
+
+
+def tool_variables(application: Application) -> dict[str, str]:
+    """What our environment holds of the tools' secrets, `NAME` and `NAME_FILE`: for the tools service alone."""
+    return _variables(application.tool_secrets.values())
+
+
+def _variables(references: Iterable[str]) -> dict[str, str]:
     names = [reference.removeprefix("env:") for reference in references if reference.startswith("env:")]
     return {name: os.environ[name] for of in names for name in (of, f"{of}_FILE") if name in os.environ}
 
 
-def _inherited(engine: Engine, made: Secrets, planners: Mapping[str, str]) -> dict[str, str]:
+def _inherited(engine: Engine, made: Secrets, lent: Collection[str]) -> dict[str, str]:
     """Our environment without secrets: each service is given those that it needs and no other."""
-    dropped = {*_OURS, *made.sources, *(f"{name}_FILE" for name in made.sources), *planners}
+    dropped = {*_OURS, *made.sources, *(f"{name}_FILE" for name in made.sources), *lent}
     if engine.kind != "external":
         dropped.update(_PASSWORDS)  # they belong to other servers than those that we started
     return {name: value for name, value in os.environ.items() if name not in dropped}
 
 
-def _secrets_of(service: str, made: Secrets, planners: Mapping[str, str]) -> dict[str, str]:
+def _secrets_of(service: str, made: Secrets) -> dict[str, str]:
     env = {"TURNKEEPER_OPERATOR_TOKENS": made.operator_tokens}
     if service in _FOR_USERS:
         env["TURNKEEPER_USER_TOKEN_SECRET"] = made.user_token_secret
     if service in _SEALERS:
         env["TURNKEEPER_SEAL_KEYS"] = made.seal_keys
-    if service == "session":
-        env.update(planners)
     return {**env, **made.sources} if service == "ingress" else env
 
 

@@ -19,6 +19,17 @@ from pydantic import (
     model_validator,
 )
 
+from libs.contracts.http_call import (
+    BODILESS,
+    HEADER_NAME,
+    STATUS,
+    Meaning,
+    has_templates,
+    header_faults,
+    is_reference,
+    split_url,
+    template_faults,
+)
 from libs.contracts.ids import Slug
 from libs.contracts.origin import OriginKind
 from libs.contracts.principals import PrincipalPattern, kind_of, source_of, tool_fits
@@ -261,30 +272,135 @@ class TimerConnector(Part):
     timeout: Duration = 5.0
 
 
+class HttpConnector(Part):
+    """A request to an HTTP API (docs/connectors.md)."""
+
+    url: str
+    """Scheme, host and port literally; segments of the path may hold templates, whose values are percent-encoded."""
+    method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = "POST"
+    headers: dict[str, str] = {}
+    """A value is text, a template, or a reference to a secret (`env:NAME`, `file:PATH`)."""
+    query: dict[str, str | int | float | bool | None] | None = None
+    """A null is left out, a list repeats its name."""
+    body: Any = None
+    """Sent as JSON, its texts templates; without, all arguments for POST, PUT and PATCH. A null sends no content."""
+    timeout: Duration = 10.0
+    idempotency_header: str = "Idempotency-Key"
+    answers: dict[str, Meaning] = {}
+    """Status (`409`) or class (`5xx`) → what it means, where that is not what it means by itself."""
+    reads: Literal["json", "text", "nothing"] = "json"
+    """How the answer's content is read; `nothing`: its status says all."""
+    result: Any = None
+    """The operation's result, its texts templates over `answer`, `status`, `headers` and the arguments. Without, it is
+    the answer."""
+    max_answer: int = Field(1_000_000, ge=1, le=8_000_000)
+    """Bytes. What is larger is unknown."""
+
+    @field_validator("url")
+    @classmethod
+    def _url(cls, url: str) -> str:
+        split_url(url)
+        return url
+
+    @field_validator("idempotency_header")
+    @classmethod
+    def _header(cls, name: str) -> str:
+        if not HEADER_NAME.fullmatch(name):
+            raise ValueError("not a header's name")
+        return name
+
+    @field_validator("answers", mode="before")
+    @classmethod
+    def _statuses(cls, table: Any) -> Any:
+        if not isinstance(table, dict):
+            return table
+        told = {str(status): meaning for status, meaning in table.items()}  # YAML reads 409 as a number
+        if wrong := [status for status in told if not STATUS.fullmatch(status)]:
+            raise ValueError(f"{', '.join(wrong)}: not a status such as 409, or a class such as 5xx")
+        return told
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        faults = [f"headers.{fault}" for fault in header_faults(self.headers, self.idempotency_header)]
+        for name in ("query", "body", "result"):
+            faults += template_faults(getattr(self, name), name)
+        if self.method in BODILESS and self.body is not None:
+            faults.append(f"body: a {self.method} has none; say what goes into the query")
+        silent = not self.sends_body and not self.chose_body and self.query is None
+        if silent and not has_templates(split_url(self.url)[1]):
+            faults.append(f"query: a {self.method} sends its arguments there; say which, or {{}} for none")
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
+
+    @property
+    def sends_body(self) -> bool:
+        """Whether a request has content."""
+        return self.body is not None if self.chose_body else self.method in ("POST", "PUT", "PATCH")
+
+    @property
+    def chose_body(self) -> bool:
+        """Whether the file says what the content is."""
+        return "body" in self.model_fields_set
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        """Each reference to a secret by where it stands."""
+        return {f"headers.{name}": value for name, value in self.headers.items() if is_reference(value)}
+
+
 class Connector(Part):
     """How a tool reaches the world."""
 
     python: PythonConnector | None = None
+    http: HttpConnector | None = None
     sandbox: SandboxConnector | None = None
     timer: TimerConnector | None = None
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
-        if [self.python, self.sandbox, self.timer].count(None) != 2:
-            raise ValueError("give one of python and sandbox")
+        if len(self._given) != 1:
+            raise ValueError("give one of python, http and sandbox")
         return self
 
     @property
     def timeout(self) -> float:
         """Seconds until the answer is given up as unknown."""
-        chosen = self.python or self.sandbox or self.timer
-        return chosen.timeout if chosen else 0.0
+        return self._given[0].timeout
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        """Each reference to a secret (`env:NAME`, `file:PATH`) by where it stands in the connector."""
+        return {f"http.{where}": reference for where, reference in self.http.secrets.items()} if self.http else {}
+
+    @property
+    def _given(self) -> list[PythonConnector | HttpConnector | SandboxConnector | TimerConnector]:
+        return [chosen for chosen in (self.python, self.http, self.sandbox, self.timer) if chosen is not None]
 
 
 class Keyed(Part):
     """The destination honours an idempotency key for so long: until then a call may be sent again with it."""
 
     for_: Duration = Field(alias="for")
+
+
+class Breaker(Part):
+    """Stops calls of a tool whose destination fails: after so many in a row that are unknown or failed, none is sent
+    for the pause, then one is tried."""
+
+    failures: int = Field(5, ge=1, le=1000)
+    pause: Duration = 30.0
+
+
+class Retries(Part):
+    """How often a call that provably was not sent is tried again, and what all calls of the tool may spend on that."""
+
+    times: int = Field(2, ge=1, le=10)
+    wait: Duration = 0.2
+    """Before the first; doubled each time, with jitter."""
+    budget: int = Field(10, ge=1, le=10_000)
+    """Most retries of the tool in `per`, in each replica."""
+    per: Duration = 60.0
 
 
 class ToolCall(Part):
@@ -305,7 +421,7 @@ class Lookup(ToolCall):
     """The same: whether the effect stands still. Without, it stands while anything is found."""
 
 
-def _keyed(value: Any) -> Any:
+def _unless_off(value: Any) -> Any:
     return None if value is False else value
 
 
@@ -313,7 +429,7 @@ class Tool(Part):
     """One tool: its arguments, what it does to the world, and when its owner is asked first."""
 
     effect: Literal["none", "read", "write"] = "write"
-    keyed: Annotated[Keyed | None, BeforeValidator(_keyed)] = None
+    keyed: Annotated[Keyed | None, BeforeValidator(_unless_off)] = None
     consent: Gate | None = None
     caused_by: tuple[PrincipalPattern, ...] | None = Field(default=None, min_length=1)
     """Who may cause it, as `kind[:source[:principal]]`; without, anybody within `consent`. A yes is the owner's."""
@@ -330,6 +446,8 @@ class Tool(Part):
     """Undoes a committed operation when the user revises their wish. Sees the arguments and `result`."""
     lookup: Lookup | None = None
     """Asks the destination what became of an operation. A tool without one leaves the unknown to an operator."""
+    breaker: Annotated[Breaker | None, BeforeValidator(_unless_off)] = Breaker()
+    retries: Annotated[Retries | None, BeforeValidator(_unless_off)] = Retries()
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -602,6 +720,15 @@ class Application(Part):
     def _source_faults(self) -> list[str]:
         users = [name for name, source in self.sources.items() if source.verify.scheme == "user-token"]
         return [] if len(users) <= 1 else [f"sources: only one may use user-token, not {', '.join(users)}"]
+
+    @property
+    def tool_secrets(self) -> dict[str, str]:
+        """Every reference to a tool's secret (`env:NAME`, `file:PATH`) by where it stands in the file."""
+        return {
+            f"tools.{name}.connector.{where}": reference
+            for name, tool in self.tools.items()
+            for where, reference in tool.connector.secrets.items()
+        }
 
     @property
     def user_source(self) -> str:

@@ -1,5 +1,6 @@
 """The messages that tell of an operation. What is told was stored before, or is stored with them (G8)."""
 
+import secrets
 from collections.abc import Mapping
 from typing import Literal, cast
 
@@ -89,6 +90,13 @@ class Answers:
         """What the destination says of an operation. The same wish has the same answer's id."""
         message = LookedUp(operation=wish.operation, key=wish.key, found=found, result=result)
         return self._compose(message, session, ("looked-up", told.call), told, now)
+
+    def circuit(self, tool: str, session: str, change: str, reason: str, now: int) -> Outgoing:
+        """A notice to operators that a tool was given a pause (`opened`), or is called again (`closed`)."""
+        text = f"{tool} circuit {change}" + (f": {reason}" if reason else "")
+        data: dict[str, JSON] = {"tool": tool, "circuit": change, "reason": reason}
+        notice = Notice(topic="operation", text=text, data=data)
+        return self._compose(notice, session, ("circuit", tool, change, secrets.token_hex(8)), Told(), now)
 
     def turned(
         self, operation: str, key: str, session: str, state: OperationState, reason: str, told: Told, now: int,

@@ -46,6 +46,11 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class NotSent(Failed):
+    """The destination was not reached, so that the same call may be tried again at once."""
+
+
+@dataclass(frozen=True)
 class Unknown:
     """It was sent, or may have been, and no answer came."""
 
@@ -284,6 +289,14 @@ def honoured_until(tool: Tool, keyed_from: int) -> int:
     if tool.keyed is None:
         return 0
     return keyed_from + round((tool.keyed.for_ - tool.connector.timeout) * 1000)
+
+
+def of_repeat(outcome: Outcome) -> Outcome:
+    """What the repeat of a call proves that may have been sent before: that this one was not sent says nothing of the
+    other (G4)."""
+    if isinstance(outcome, Failed):
+        return Unknown(f"it may have been sent before, and could not be sent again: {outcome.reason}")
+    return outcome
 
 
 @dataclass(frozen=True)

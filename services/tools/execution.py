@@ -103,7 +103,7 @@ class Executor:
         self._begun.add(held.owner)
         self.holding.add(held.member)
         try:
-            outcome = await self._call(held)
+            outcome = await self._call(held, again)
             state = await self._record(held, self._in_doubt(held, outcome) if again else outcome)
         finally:
             self.holding.discard(held.member)
@@ -132,14 +132,14 @@ class Executor:
             return Unknown(f"sent again in vain, and it may have been sent before: {outcome.reason}")
         return outcome
 
-    async def _call(self, work: Work) -> Outcome:
+    async def _call(self, work: Work, again: bool) -> Outcome:
         tool, connector = self._catalogue.tool(work.tool), self._connectors.get(work.tool)
         if tool is None or connector is None:
             return Failed(f"there is no tool {work.tool}")
         key = destination_key(self._namespace, work.session, work.key)
         call = Call(
             work.session, work.operation, work.tool, work.args, key, tool.connector.timeout, work.key,
-            actor=actor_of(work.origin),
+            actor=actor_of(work.origin), repeat=again and tool.effect == "write",
         )  # fmt: skip
         return await called(connector, call)
 

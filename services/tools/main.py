@@ -1,8 +1,9 @@
 """Composition root of the door: alone in naming concrete classes."""
 
+import os
 import secrets
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 import httpx2
 
@@ -13,6 +14,9 @@ from libs.runtime.clock import Clock
 from libs.runtime.lifecycle import Runtime, run
 from libs.runtime.settings import LATE_CALL, LOSE_ANSWER, SettingsError
 from services.tools.answers import Answers
+from services.tools.circuit import Change
+from services.tools.connectors.guard import Teller, guarded
+from services.tools.connectors.http import HttpConnector, header_values, http_client
 from services.tools.connectors.python import PythonConnector, load_function
 from services.tools.connectors.sandbox import SandboxConnector, sandbox_client
 from services.tools.connectors.timer import TimerConnector
@@ -23,7 +27,7 @@ from services.tools.handlers import ToolHandlers
 from services.tools.late import LateCalls
 from services.tools.lookups import Reconciler
 from services.tools.metrics import ToolMetrics
-from services.tools.ports import Connector
+from services.tools.ports import Call, Connector
 from services.tools.settings import ToolsSettings
 from services.tools.store import RedisLedger
 from services.tools.sweeper import Sweeper
@@ -35,12 +39,21 @@ PREFETCH = 256
 
 
 def connect(
-    application: Application, client: httpx2.AsyncClient | None, clock: Clock, *, loses: Collection[str] = ()
+    application: Application,
+    client: httpx2.AsyncClient | None,
+    clock: Clock,
+    *,
+    loses: Collection[str] = (),
+    environment: Mapping[str, str] | None = None,
+    on_close: Callable[[Callable[[], Awaitable[None]]], None] = lambda close: None,
 ) -> dict[str, Connector]:
     """Each tool's connector. `loses`: the tools whose answers a lab switch loses, which act in the sandbox.
+    `environment`: what secrets are resolved in, without it the process's own. `on_close` is given what ends them.
 
     Raises SettingsError with every one that cannot be built.
     """
+    known = os.environ if environment is None else environment
+    trusted = httpx2.create_ssl_context() if any(tool.connector.http for tool in application.tools.values()) else None
     connectors: dict[str, Connector] = {}
     faults = []
     for name, tool in application.tools.items():
@@ -55,6 +68,12 @@ def connect(
             else:
                 lost = name in loses
                 connectors[name] = SandboxConnector(client, tool.connector.sandbox, loses_answers=lost)
+        if tool.connector.http is not None:
+            values, wrong = header_values(tool.connector.http, known)
+            faults += [f"tools.{name}.connector.http.{fault}" for fault in wrong]
+            own = http_client(trusted)
+            on_close(own.aclose)
+            connectors[name] = HttpConnector(own, tool.connector.http, values)
         if tool.connector.timer is not None:
             connectors[name] = TimerConnector(tool.connector.timer.verb, clock)
     for name in loses:
@@ -80,7 +99,7 @@ async def build(rt: Runtime[ToolsSettings]) -> None:
             rt.log.warning("lab.on", switch=switch, tool=name)
     if missing := sorted(late - set(application.tools)):
         raise SettingsError([f"TURNKEEPER_LAB: {LATE_CALL}: there is no tool {name}" for name in missing])
-    _serve(rt, application, connect(application, client, rt.clock, loses=loses))
+    _serve(rt, application, connect(application, client, rt.clock, loses=loses, on_close=rt.on_close))
 
 
 def _serve(rt: Runtime[ToolsSettings], application: Application, connectors: Mapping[str, Connector]) -> None:
@@ -96,6 +115,7 @@ def _serve(rt: Runtime[ToolsSettings], application: Application, connectors: Map
         step_cap=application.session.caps.steps,
     )
     answers = Answers(rt.composer, catalogue, settings.keys_of_seals)
+    connectors = guarded(application, connectors, metrics, _teller(ledger, answers, rt.clock))
     executor = Executor(
         catalogue,
         ledger,
@@ -136,6 +156,14 @@ def _serve(rt: Runtime[ToolsSettings], application: Application, connectors: Map
     rt.every(TRIM_SECONDS, sweeper.trim, "trim")
     rt.every(COUNT_SECONDS, sweeper.count_unknown, "unknown")
     rt.serve(create_app(Edge(catalogue, ledger, answers, _operators(settings), rt.clock)))
+
+
+def _teller(ledger: RedisLedger, answers: Answers, clock: Clock) -> Teller:
+    async def tell(call: Call, change: Change, reason: str) -> None:
+        now = clock.now_ms()
+        await ledger.answer(call.session, [answers.circuit(call.tool, call.session, change, reason, now)], now)
+
+    return tell
 
 
 def _operators(settings: ToolsSettings) -> Operators:

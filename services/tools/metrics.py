@@ -17,6 +17,7 @@ OUTCOMES = (
     "precondition_failed",
 )
 LOOKUPS = ("stands", "gone", "none", "silent")
+RETRIES = ("retried", "budget_spent")
 OTHER = "other"
 """The label of calls that name no tool of the application: their text is not ours to label with."""
 
@@ -36,6 +37,22 @@ class ToolMetrics:
             "turnkeeper_tools_lookups", "What destinations said of operations, by tool", ["tool", "found"],
             registry=registry,
         )  # fmt: skip
+        self._circuits = Gauge(
+            "turnkeeper_tools_circuit_open", "1 while a tool has a pause after failures in a row", ["tool"],
+            registry=registry,
+        )  # fmt: skip
+        self._opened = Counter(
+            "turnkeeper_tools_circuit_opened", "How often a tool was given a pause", ["tool"], registry=registry
+        )
+        self._retries = Counter(
+            "turnkeeper_tools_retries", "Calls that were not sent and tried again, or were not for want of budget",
+            ["tool", "outcome"], registry=registry,
+        )  # fmt: skip
+        for tool in self._tools:
+            self._circuits.labels(tool)
+            self._opened.labels(tool)
+            for outcome in RETRIES:
+                self._retries.labels(tool, outcome)
         for tool in (*self._tools, OTHER):
             for outcome in OUTCOMES:
                 self._operations.labels(tool, outcome)
@@ -49,3 +66,13 @@ class ToolMetrics:
     def looked_up(self, tool: str, found: str) -> None:
         """Count one look-up of an operation of this tool."""
         self._lookups.labels(tool if tool in self._tools else OTHER, found).inc()
+
+    def circuit(self, tool: str, *, is_open: bool) -> None:
+        """A tool's circuit opened or closed."""
+        self._circuits.labels(tool).set(is_open)
+        if is_open:
+            self._opened.labels(tool).inc()
+
+    def retried(self, tool: str, outcome: str) -> None:
+        """Count a call that was not sent: `retried`, or `budget_spent`."""
+        self._retries.labels(tool, outcome).inc()

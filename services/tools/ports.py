@@ -102,6 +102,8 @@ class Call:
     """The operation's key within its session."""
     actor: str = AGENT
     """Who acts, from the sealed origin: what a destination is told in `Turnkeeper-Actor`."""
+    repeat: bool = False
+    """It may have been sent before with this key, and may have had its effect then."""
 
 
 class Connector(Protocol):

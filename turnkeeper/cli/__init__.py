@@ -30,9 +30,11 @@ from turnkeeper.cli import (
     sessions,
     stacks,
     tokens,
+    tools,
 )
 from turnkeeper.client import ClientError
 from turnkeeper.demo import DemoError
+from turnkeeper.openapi import OpenapiError
 from turnkeeper.printing import fault_line, one_line
 from turnkeeper.signing import SigningError
 from turnkeeper.stack import StackError
@@ -43,7 +45,7 @@ _HELP = """Turnkeeper: a runtime for AI agents whose turns may be started by som
 Start with **turnkeeper demo**, which runs the whole story on servers of its own, or with
 **turnkeeper up** and the commands below. Each has examples in its --help.
 """
-_EXPECTED = (ApplicationError, ClientError, DemoError, SigningError, StackError, TargetError)
+_EXPECTED = (ApplicationError, ClientError, DemoError, OpenapiError, SigningError, StackError, TargetError)
 
 
 def build() -> typer.Typer:
@@ -63,6 +65,7 @@ def build() -> typer.Typer:
     app.add_typer(quarantine.app, name="quarantine")
     app.add_typer(held.app, name="held")
     app.add_typer(secrets.app, name="secrets")
+    app.add_typer(tools.app, name="tools")
     return app
 
 
