@@ -1,18 +1,20 @@
 """Composition root of the door: alone in naming concrete classes."""
 
+import os
 import secrets
 import sys
 from collections.abc import Collection, Mapping
 
 import httpx2
 
-from libs.contracts.application import Application, load_application
+from libs.contracts.application import load_application
 from libs.contracts.tools import LookUpOperation, RunStep, WithdrawOperation
 from libs.runtime.auth import Operators
 from libs.runtime.clock import Clock
 from libs.runtime.lifecycle import Runtime, run
 from libs.runtime.settings import LATE_CALL, LOSE_ANSWER, SettingsError
 from services.tools.answers import Answers
+from services.tools.connectors.mcp import McpServers, McpTool
 from services.tools.connectors.python import PythonConnector, load_function
 from services.tools.connectors.sandbox import SandboxConnector, sandbox_client
 from services.tools.connectors.timer import TimerConnector
@@ -32,15 +34,24 @@ TRIM_SECONDS = 30.0
 COUNT_SECONDS = 2.0
 ASK_ABOUT_ALL_SECONDS = 300.0
 PREFETCH = 256
+BEGIN_SECONDS = 0.01
 
 
 def connect(
-    application: Application, client: httpx2.AsyncClient | None, clock: Clock, *, loses: Collection[str] = ()
+    catalogue: Catalogue,
+    client: httpx2.AsyncClient | None,
+    clock: Clock,
+    *,
+    servers: McpServers | None = None,
+    loses: Collection[str] = (),
 ) -> dict[str, Connector]:
-    """Each tool's connector. `loses`: the tools whose answers a lab switch loses, which act in the sandbox.
+    """Each tool's connector. `loses`: the tools whose answers a lab switch loses, which act in the sandbox. `servers`
+    gets the MCP servers, whose sessions somebody has to serve.
 
     Raises SettingsError with every one that cannot be built.
     """
+    application = catalogue.application
+    servers = servers or McpServers(os.environ)
     connectors: dict[str, Connector] = {}
     faults = []
     for name, tool in application.tools.items():
@@ -55,6 +66,12 @@ def connect(
             else:
                 lost = name in loses
                 connectors[name] = SandboxConnector(client, tool.connector.sandbox, loses_answers=lost)
+        if tool.connector.mcp is not None:
+            try:
+                server = servers.of(tool.connector.mcp)
+                connectors[name] = McpTool(name, tool, tool.connector.mcp, server, catalogue.raised.__setitem__)
+            except ValueError as error:
+                faults.append(f"tools.{name}.connector.mcp: {error}")
         if tool.connector.timer is not None:
             connectors[name] = TimerConnector(tool.connector.timer.verb, clock)
     for name in loses:
@@ -80,12 +97,15 @@ async def build(rt: Runtime[ToolsSettings]) -> None:
             rt.log.warning("lab.on", switch=switch, tool=name)
     if missing := sorted(late - set(application.tools)):
         raise SettingsError([f"TURNKEEPER_LAB: {LATE_CALL}: there is no tool {name}" for name in missing])
-    _serve(rt, application, connect(application, client, rt.clock, loses=loses))
+    catalogue, servers = Catalogue.of(application), McpServers(os.environ)
+    connectors = connect(catalogue, client, rt.clock, servers=servers, loses=loses)
+    for server in servers.all():
+        rt.every(BEGIN_SECONDS, server.serve, f"mcp {server.address.name}")  # never returns
+    _serve(rt, catalogue, connectors)
 
 
-def _serve(rt: Runtime[ToolsSettings], application: Application, connectors: Mapping[str, Connector]) -> None:
-    settings = rt.settings
-    catalogue = Catalogue.of(application)
+def _serve(rt: Runtime[ToolsSettings], catalogue: Catalogue, connectors: Mapping[str, Connector]) -> None:
+    settings, application = rt.settings, catalogue.application
     metrics = ToolMetrics(rt.registry, application.tools)
     ledger = RedisLedger(
         rt.store,
