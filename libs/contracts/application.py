@@ -277,8 +277,8 @@ class McpConnector(Part):
     """What a result with `isError` means for a tool that writes; without, unknown. MCP does not say that nothing was
     done then; `refused` is for a server whose author says so. A tool that does not write is refused in any case."""
     timeout: Duration = 10.0
-    max_answer_bytes: int = Field(1_048_576, ge=1_024, le=67_108_864)
-    """The longest message that is read of the server."""
+    max_answer: int = Field(1_000_000, ge=1_024, le=64_000_000)
+    """Bytes of the longest message that is read of the server: its list of tools too."""
 
     @model_validator(mode="after")
     def _one_server(self) -> Self:

@@ -43,7 +43,7 @@ class Address:
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     command: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    limit: int = 1_048_576
+    limit: int = 1_000_000
     """Bytes of the longest message."""
 
     @property

@@ -32,6 +32,7 @@ _INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TZ"
 """All that a server's process gets of our environment: the rest holds our secrets."""
 _STDIN_CLOSED_SECONDS = 2.0
 _TERMINATED_SECONDS = 2.0
+_FAREWELL_SECONDS = 1.0
 _DRAIN_SECONDS = 0.5
 _STDERR_LINES = 5
 
@@ -92,8 +93,13 @@ class _Bounded(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         posted = request.method == "POST"
         attempt = (ATTEMPT.get() if posted else None) or Attempt()
+        # The farewell to a server that hangs is not waited for.
+        until = asyncio.timeout(_FAREWELL_SECONDS if request.method == "DELETE" else None)
         try:
-            response = await self._inner.handle_async_request(request)
+            async with until:
+                response = await self._inner.handle_async_request(request)
+        except TimeoutError as error:
+            raise httpx2.ReadTimeout("no answer", request=request) from error
         except httpx2.TransportError as error:
             if not posted:
                 raise

@@ -61,7 +61,7 @@ class Bench:
 @contextlib.asynccontextmanager
 async def bench(process: McpProcess, way: str, timeout: float = 20.0, **more: Any) -> AsyncIterator[Bench]:
     if way == "http" and process.process is None:
-        process.start()
+        await asyncio.to_thread(process.start)
     made = Bench(process, way, timeout, **more)
     serving = asyncio.create_task(made.server.serve())
     try:
@@ -161,7 +161,7 @@ async def test_a_server_that_dies_after_the_effect_leaves_it_unknown(process: Mc
         assert [effect["key"] for effect in process.effects] == ["k1"]
         process.end()
         process.mood()
-        process.start()
+        await asyncio.to_thread(process.start)
         assert await at.run("k2") == Committed({"id": "R1"})
 
 
@@ -178,12 +178,12 @@ async def test_a_server_that_was_started_again_is_called_in_a_new_session(proces
     async with bench(process, "http") as at:
         await at.opened()
         process.end(signal.SIGKILL)
-        process.start()
+        await asyncio.to_thread(process.start)
         assert await at.run() == Committed({"id": "R1"})
 
 
 async def test_a_server_that_is_away_fails_the_call(process: McpProcess) -> None:
-    process.start()
+    await asyncio.to_thread(process.start)
     process.end()
     made = Bench(process, "http", 2.0)
     serving = asyncio.create_task(made.server.serve())
@@ -280,8 +280,9 @@ async def test_no_process_is_left_behind(process: McpProcess) -> None:
 
 
 async def test_servers_written_alike_share_a_session_and_a_secret_is_not_shown() -> None:
+    headers = {"Authorization": "env:TOKEN"}
     connector = McpConnector.model_validate(
-        {"url": "http://127.0.0.1:1/mcp?token=t", "headers": {"Authorization": "env:TOKEN"}, "tool": "a", "schema": DIGEST}
+        {"url": "http://127.0.0.1:1/mcp?token=t", "headers": headers, "tool": "a", "schema": DIGEST}
     )
     address = address_of(connector, {"TOKEN": "sesame"})
     assert address == address_of(connector.model_copy(update={"tool": "b"}), {"TOKEN": "sesame"})

@@ -30,6 +30,7 @@ from turnkeeper.cli import (
     sessions,
     stacks,
     tokens,
+    tools,
 )
 from turnkeeper.client import ClientError
 from turnkeeper.demo import DemoError
@@ -63,6 +64,7 @@ def build() -> typer.Typer:
     app.add_typer(quarantine.app, name="quarantine")
     app.add_typer(held.app, name="held")
     app.add_typer(secrets.app, name="secrets")
+    app.add_typer(tools.tools_app, name="tools")
     return app
 
 

@@ -42,7 +42,7 @@ def address_of(connector: McpConnector, environment: Mapping[str, str]) -> Addre
         headers=_resolved(connector.headers, environment),
         command=connector.command or (),
         env=_resolved(connector.env, environment),
-        limit=connector.max_answer_bytes,
+        limit=connector.max_answer,
     )
 
 
