@@ -88,14 +88,18 @@ class Session:
         """All tools that the server lists now. Raises ServerFault where it does not."""
         from mcp_types import PaginatedRequestParams
 
+        from libs.runtime.mcp_transport import noted
+
         found: list[Listed] = []
         cursor: str | None = None
         for _ in range(_MOST_PAGES):
-            try:
-                page = await self.client.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
-                found += [_listed(tool) for tool in page.tools]
-            except Exception as error:
-                raise ServerFault(f"it does not list its tools: {_words(error)}") from error
+            with noted() as attempt:
+                try:
+                    params = PaginatedRequestParams(cursor=cursor) if cursor else None
+                    page = await self.client.list_tools(params=params)
+                except Exception as error:
+                    raise ServerFault(f"it does not list its tools: {attempt.said or _words(error)}") from error
+            found += [_listed(tool) for tool in page.tools]
             cursor = page.next_cursor
             if cursor is None:
                 return found
@@ -247,9 +251,15 @@ async def _open(address: Address, ended: Any) -> "AsyncIterator[Client]":
     from mcp.client import Client
     from mcp_types import Implementation
 
-    streams = _streams(address, ended)
-    info = Implementation(name="turnkeeper", version="1")
-    async with Client(streams, cache=None, client_info=info) as client:
+    from libs.runtime.mcp_transport import noted
+
+    made = Client(_streams(address, ended), cache=None, client_info=Implementation(name="turnkeeper", version="1"))
+    async with contextlib.AsyncExitStack() as stack:
+        with noted() as attempt:
+            try:
+                client = await stack.enter_async_context(made)
+            except Exception as error:
+                raise ServerFault(attempt.said or _words(error)) from error
         yield client
 
 

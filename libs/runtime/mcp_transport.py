@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -52,9 +52,25 @@ class Attempt:
     fault: str = ""
     """Why there is no usable answer."""
 
+    @property
+    def said(self) -> str:
+        """What went wrong with it, "" where nothing is known."""
+        return self.fault or (f"the server answered with status {self.status}" if self.status >= 400 else "")
+
 
 ATTEMPT: ContextVar[Attempt | None] = ContextVar("mcp_attempt", default=None)
 """The request of the task that sends it: the SDK posts each in its sender's context."""
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[Attempt]:
+    """What becomes known of the requests that this task sends meanwhile. Over stdio nothing does."""
+    attempt = Attempt()
+    token = ATTEMPT.set(attempt)
+    try:
+        yield attempt
+    finally:
+        ATTEMPT.reset(token)
 
 
 class _Body(httpx2.AsyncByteStream):

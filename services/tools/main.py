@@ -1,5 +1,6 @@
 """Composition root of the door: alone in naming concrete classes."""
 
+import importlib
 import os
 import secrets
 import sys
@@ -35,6 +36,8 @@ COUNT_SECONDS = 2.0
 ASK_ABOUT_ALL_SECONDS = 300.0
 PREFETCH = 256
 BEGIN_SECONDS = 0.01
+MCP_SDK = "libs.runtime.mcp_transport"
+"""Imports the SDK, which takes a second or more: before the first call comes, and only where a tool needs it."""
 
 
 def connect(
@@ -99,6 +102,8 @@ async def build(rt: Runtime[ToolsSettings]) -> None:
         raise SettingsError([f"TURNKEEPER_LAB: {LATE_CALL}: there is no tool {name}" for name in missing])
     catalogue, servers = Catalogue.of(application), McpServers(os.environ)
     connectors = connect(catalogue, client, rt.clock, servers=servers, loses=loses)
+    if servers.all():
+        importlib.import_module(MCP_SDK)
     for server in servers.all():
         rt.every(BEGIN_SECONDS, server.serve, f"mcp {server.address.name}")  # never returns
     _serve(rt, catalogue, connectors)

@@ -135,18 +135,15 @@ class McpTool:
         return Failed(f"the server says that {self._connector.tool} writes, so it is asked about from now on")
 
     async def _call(self, session: Session, listed: Listed, call: Call) -> Outcome:
-        from libs.runtime.mcp_transport import ATTEMPT, Attempt
+        from libs.runtime.mcp_transport import noted
 
-        attempt = Attempt()
-        token = ATTEMPT.set(attempt)
-        try:
-            answer = await _send(session, self._connector.tool, call)
-        except Exception as error:
-            if attempt.status == 404:
-                session.lose("the server has forgotten the session")
-            return _of_fault(error, attempt)
-        finally:
-            ATTEMPT.reset(token)
+        with noted() as attempt:
+            try:
+                answer = await _send(session, self._connector.tool, call)
+            except Exception as error:
+                if attempt.status == 404:
+                    session.lose("the server has forgotten the session")
+                return _of_fault(error, attempt)
         return self._of_answer(answer, listed)
 
     def _of_answer(self, answer: Any, listed: Listed) -> Outcome:
