@@ -108,7 +108,7 @@ def _own_name(name: str, taken: Sequence[str]) -> str:
 
 def _arguments(tool: Listed) -> dict[str, Any]:
     """The arguments' schema without the server's texts. Raises ValueError for one that cannot be used."""
-    args = _stripped(dict(tool.input_schema), 0)
+    args: dict[str, Any] = _stripped(dict(tool.input_schema), 0)
     args.setdefault("type", "object")
     if args["type"] != "object":
         raise ValueError("its arguments are no object")

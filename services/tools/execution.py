@@ -71,7 +71,7 @@ class Executor:
         """Go on where a holder stopped: sent again with the same key, or unknown."""
         if after_holder(self._catalogue.tool(work.tool), work.claimed_at, work.now) == "send":
             log.info("operation.sent_again", session=work.session, operation=work.operation, tool=work.tool)
-            return await self._run(work)
+            return await self._run(work, again=True)
         return await self._record(work, Unknown("whoever ran it is gone, and it may have been sent"))
 
     async def take_over(self, session: str, key: str, *, tool: str = "", gone: str = "") -> OperationState | None:
@@ -87,23 +87,26 @@ class Executor:
             case _:
                 return None
 
-    async def _run(self, work: Work) -> OperationState:
+    async def _run(self, work: Work, *, again: bool = False) -> OperationState:
         self._begun.add(work.owner)
         self.holding.add(work.member)
         try:
-            state = await self._record(work, await self._call(work))
+            state = await self._record(work, await self._call(work, again))
         finally:
             self.holding.discard(work.member)
         self._begun.discard(work.owner)
         return state
 
-    async def _call(self, work: Work) -> Outcome:
+    async def _call(self, work: Work, again: bool) -> Outcome:
         tool, connector = self._catalogue.tool(work.tool), self._connectors.get(work.tool)
         if tool is None or connector is None:
             return Failed(f"there is no tool {work.tool}")
         timeout = tool.connector.timeout
         key = destination_key(self._namespace, work.session, work.key)
-        call = Call(work.session, work.operation, work.tool, work.args, key, timeout, work.key)
+        call = Call(
+            work.session, work.operation, work.tool, work.args, key, timeout, work.key,
+            repeat=again and tool.effect == "write",
+        )  # fmt: skip
         try:
             async with asyncio.timeout(timeout):
                 return await connector.run(call)

@@ -91,6 +91,8 @@ class Call:
     timeout: float
     own_key: str = ""
     """The operation's key within its session."""
+    repeat: bool = False
+    """It may have been sent before with this key, and may have had its effect then."""
 
 
 class Connector(Protocol):

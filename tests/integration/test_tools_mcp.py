@@ -23,8 +23,22 @@ from tests.support.mcp_server import INPUT, OUTPUT, McpProcess
 DIGEST = schema_digest(INPUT, OUTPUT)
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[McpProcess]:
+    """One server over HTTP for all tests that leave it alive: its start takes seconds."""
+    made = McpProcess(tmp_path_factory.mktemp("kept"))
+    made.start()
+    yield made
+    made.end()
+
+
 @pytest.fixture
-def process(tmp_path: Path) -> Iterator[McpProcess]:
+def process(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[McpProcess]:
+    if "way" in request.fixturenames and request.getfixturevalue("way") == "http":
+        shared: McpProcess = request.getfixturevalue("kept")
+        shared.forget()
+        yield shared
+        return
     made = McpProcess(tmp_path)
     yield made
     made.end()

@@ -74,6 +74,11 @@ class McpProcess:
             self.process.wait(10)
             self.process = None
 
+    def forget(self) -> None:
+        """Begin anew: no effects, no calls, the best of moods."""
+        for name in ("ledger.jsonl", "calls", "mood"):
+            (self.folder / name).unlink(missing_ok=True)
+
     def mood(self, *words: str) -> None:
         (self.folder / "mood").write_text(" ".join(words))
 

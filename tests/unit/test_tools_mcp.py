@@ -1,18 +1,36 @@
 """What a tool of an MCP server is to us: pinned to its schema, raised by hints, its texts only data."""
 
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from mcp import MCPError
+from mcp_types import CallToolResult
 
 from libs.contracts.application import Application, ApplicationError, Tool, load_application, parse_application
 from libs.contracts.mcp import Hints, plain, raised, schema_digest
 from libs.contracts.session import Step
-from libs.runtime.mcp_server import Listed
+from libs.runtime.mcp_server import Address, Listed, ServerFault
+from libs.runtime.mcp_transport import ATTEMPT, Attempt
 from services.consent.domain import Asking, Rules, ask
-from services.tools.domain import Action, Admitted, Catalogue, Rejection, admit
+from services.tools.connectors.mcp import McpTool
+from services.tools.domain import (
+    Action,
+    Admitted,
+    Catalogue,
+    Committed,
+    Failed,
+    Outcome,
+    Refused,
+    Rejection,
+    Unknown,
+    admit,
+)
+from services.tools.ports import Call
 from tests.support.consent import SEAL_KEYS as CONSENT_KEYS
 from tests.support.consent import issue
 from tests.support.door import RESTAURANT, SEAL_KEYS, seal, step
@@ -229,3 +247,135 @@ def test_only_what_was_asked_for_is_imported_and_what_is_not_there_is_said() -> 
 def test_a_servers_text_is_one_line_of_visible_characters() -> None:
     assert plain("a\nb\u202ec\x1b[0m\u200b") == "a\\u{A}b\\u{202E}c\\u{1B}[0m\\u{200B}"
     assert plain("x" * 400, 10) == "x" * 10 + " … (400 characters)"
+
+
+# what an answer, or none, means
+
+
+class StubServer:
+    """A server whose session lists one tool and then does what the test says."""
+
+    def __init__(self, answer: Any, tools: Sequence[Listed] = ()) -> None:
+        self.address = Address(url="https://mcp.example.com/mcp")
+        self.answer = answer
+        self.listed = tools or [listed()]
+        self.asked: list[Any] = []
+        self.lost: list[str] = []
+
+    def watch(self, told: Any) -> None:
+        return
+
+    @contextlib.asynccontextmanager
+    async def session(self, within: float) -> AsyncIterator[Any]:
+        yield self
+
+    @property
+    def client(self) -> Any:
+        return self
+
+    def lose(self, why: str) -> None:
+        self.lost.append(why)
+
+    async def tools(self) -> Sequence[Listed]:
+        if isinstance(self.answer, ServerFault):
+            raise self.answer
+        return self.listed
+
+    async def send_request(self, request: Any, result_type: Any) -> Any:
+        self.asked.append(request)
+        return self.answer(ATTEMPT.get())
+
+
+def told(code: int, **seen: Any) -> Callable[[Attempt], Any]:
+    def answer(attempt: Attempt) -> Any:
+        for name, value in seen.items():
+            setattr(attempt, name, value)
+        raise MCPError(code, "so it says")
+
+    return answer
+
+
+async def outcome_of(server: StubServer, *, repeat: bool = False, **more: Any) -> Outcome:
+    made = tool(**more)
+    assert made.connector.mcp is not None
+    connector = McpTool("book", made, made.connector.mcp, server, lambda name, higher: None)  # type: ignore[arg-type]
+    return await connector.run(Call("s1", "O1", "book", {"party": 4}, "key7", 2.0, repeat=repeat))
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (told(-32603, unsent=True, fault="not connected: ConnectError"), Failed),
+        (told(-32600, status=404), Failed),
+        (told(-32603, status=401), Failed),
+        (told(-32603, status=429), Failed),
+        (told(-32603, status=500), Unknown),
+        (told(-32603, status=408), Unknown),
+        (told(-32603, fault="the connection was cut: ReadError"), Unknown),
+        (told(-32700, status=200), Unknown),
+        (told(-32600, status=202), Unknown),
+        (told(-32602, status=200), Refused),
+        (told(-32601, status=404), Refused),
+        (told(-32602, fault="the server compressed its answer"), Unknown),
+        (told(-32000), Unknown),
+        (told(-32042), Unknown),
+    ],
+)
+async def test_a_call_without_a_result_is_unknown_unless_it_was_turned_away_first(
+    answer: Any, expected: type[Outcome]
+) -> None:
+    assert type(await outcome_of(StubServer(answer))) is expected
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        StubServer(told(-32602, status=200)),
+        StubServer(told(-32603, unsent=True)),
+        StubServer(ServerFault("away")),
+        StubServer(None, [listed("other")]),
+        StubServer(None, [listed(input_schema={"type": "object"})]),
+    ],
+)
+async def test_that_a_repeat_was_not_taken_says_nothing_of_the_first(server: StubServer) -> None:
+    assert not isinstance(await outcome_of(server), Unknown | Committed)
+    assert isinstance(await outcome_of(server, repeat=True), Unknown)
+
+
+def answered(**fields: Any) -> Callable[[Attempt], Any]:
+    return lambda attempt: CallToolResult.model_validate({"content": [], **fields})
+
+
+def text(value: str) -> dict[str, Any]:
+    return {"type": "text", "text": value}
+
+
+@pytest.mark.parametrize(
+    ("fields", "result"),
+    [
+        ({"content": [text('{"id": "R1"}')]}, {"id": "R1"}),
+        ({"content": [text("[1]")]}, {"text": "[1]"}),
+        ({"content": [text("a"), text("b")]}, {"text": "a\nb"}),
+        ({"content": [text("a"), {"type": "image", "data": "AA==", "mimeType": "image/png"}]},
+         {"text": "a", "left_out": ["image"]}),
+        ({"structuredContent": {"id": "R2"}, "content": [text('{"id": "R1"}')]}, {"id": "R2"}),
+        ({}, {"text": ""}),
+        ({"structuredContent": {"number": 2**60}}, None),
+    ],
+)  # fmt: skip
+async def test_what_is_kept_of_an_answer(fields: dict[str, Any], result: Any) -> None:
+    plain_tool = listed(output_schema=None)
+    mcp = {"url": "https://mcp.example.com/mcp", "tool": "reserve_table", "schema": OTHER_PIN}
+    server = StubServer(answered(**fields), [plain_tool])
+    assert await outcome_of(server, connector={"mcp": mcp}) == Committed(result)
+
+
+async def test_the_servers_key_goes_beside_the_arguments() -> None:
+    server = StubServer(answered(structuredContent={"id": "R1"}))
+    await outcome_of(server)
+    sent = server.asked[0].model_dump(by_alias=True, exclude_none=True)["params"]
+    assert sent == {
+        "name": "reserve_table",
+        "arguments": {"party": 4},
+        "_meta": {"turnkeeper.dev/idempotency-key": "key7"},
+    }

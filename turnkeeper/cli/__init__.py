@@ -64,7 +64,7 @@ def build() -> typer.Typer:
     app.add_typer(quarantine.app, name="quarantine")
     app.add_typer(held.app, name="held")
     app.add_typer(secrets.app, name="secrets")
-    app.add_typer(tools.tools_app, name="tools")
+    app.add_typer(tools.app, name="tools")
     return app
 
 

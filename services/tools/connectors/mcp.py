@@ -87,12 +87,13 @@ class McpTool:
             try:
                 async with self._server.session(until - loop.time()) as session:
                     listed = await self._listed(session, until - loop.time())
-                    if listed is None:
-                        return Refused(f"the server no longer has the tool {self._connector.tool}: import it again")
-                    return self._unfit(listed) or await self._call(session, listed, call)
+                    unfit = self._unfit(listed)
+                    if listed is None or unfit is not None:
+                        return _not_done(call, unfit or Failed("there is no such tool"))
+                    return await self._call(session, listed, call)
             except ServerFault as error:
                 fault = str(error)
-        return Failed(f"the MCP server {self._server.address.name}: {fault}")
+        return _not_done(call, Failed(f"the MCP server {self._server.address.name}: {fault}"))
 
     async def _listed(self, session: Session, within: float) -> Listed | None:
         try:
@@ -111,14 +112,13 @@ class McpTool:
 
     def _look_at(self, tools: Sequence[Listed]) -> None:
         """At each start of a session: say early what would be refused, and raise the gate before the first call."""
-        listed = self._mine(tools)
+        self._unfit(self._mine(tools))
+
+    def _unfit(self, listed: Listed | None) -> Refused | Failed | None:
+        """Why the tool is not called though its server answers; None where it may be."""
         if listed is None:
             log.warning("mcp.tool_missing", tool=self._name, server=self._server.address.name)
-        else:
-            self._unfit(listed)
-
-    def _unfit(self, listed: Listed) -> Outcome | None:
-        """Why the tool is not called though its server has it; None where it may be."""
+            return Refused(f"the server no longer has the tool {self._connector.tool}: import it again")
         try:
             changed = listed.digest != self._connector.schema_digest
         except ContractError:
@@ -143,7 +143,7 @@ class McpTool:
             except Exception as error:
                 if attempt.status == 404:
                     session.lose("the server has forgotten the session")
-                return _of_fault(error, attempt)
+                return _not_done(call, _of_fault(error, attempt))
         return self._of_answer(answer, listed)
 
     def _of_answer(self, answer: Any, listed: Listed) -> Outcome:
@@ -162,6 +162,13 @@ class McpTool:
             log.error("result.not_json", tool=self._name, error=plain(str(error)))
             return Committed(None)
         return Committed(result)
+
+
+def _not_done(call: Call, outcome: Outcome) -> Outcome:
+    """What it means that this request was not taken. Of an earlier one with the same key it says nothing (G4)."""
+    if call.repeat and isinstance(outcome, Failed | Refused):
+        return Unknown(f"it may have been sent before, and could not be sent again: {outcome.reason}")
+    return outcome
 
 
 async def _send(session: Session, tool: str, call: Call) -> Any:
