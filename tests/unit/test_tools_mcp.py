@@ -379,3 +379,28 @@ async def test_the_servers_key_goes_beside_the_arguments() -> None:
         "arguments": {"party": 4},
         "_meta": {"turnkeeper.dev/idempotency-key": "key7"},
     }
+
+
+@pytest.mark.parametrize(
+    "now", [[listed(input_schema={"type": "object"})], [listed(output_schema=None)], [listed("other")]]
+)
+async def test_what_changed_since_it_was_imported_is_refused_and_nothing_is_sent(now: list[Listed]) -> None:
+    server = StubServer(answered(structuredContent={"id": "R1"}), now)
+    found = await outcome_of(server)
+    assert isinstance(found, Refused)
+    assert "import it again" in found.reason
+    assert server.asked == []
+
+
+@pytest.mark.parametrize(
+    ("declared", "mcp", "expected"),
+    [({}, {}, Unknown), ({}, {"errors": "refused"}, Refused), ({"effect": "read"}, {}, Refused)],
+)
+async def test_an_error_of_the_tool_proves_nothing_of_a_write_unless_the_file_says_so(
+    declared: dict[str, Any], mcp: dict[str, Any], expected: type[Outcome]
+) -> None:
+    connector = {"url": "https://mcp.example.com/mcp", "tool": "reserve_table", "schema": PIN, **mcp}
+    server = StubServer(answered(isError=True, content=[text("the table\x1b is gone")]))
+    found = await outcome_of(server, connector={"mcp": connector}, **declared)
+    assert type(found) is expected
+    assert "the table\\u{1B} is gone" in getattr(found, "reason", "")
