@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from libs.contracts.application import McpConnector, Tool
+from libs.contracts.application import McpConnector, Tool, load_application
 from libs.contracts.mcp import schema_digest
 from libs.runtime.mcp_server import Address, McpServer
 from services.tools.connectors.mcp import McpTool, address_of
@@ -19,6 +19,7 @@ from services.tools.domain import Committed, Failed, Outcome, Refused, Unknown
 from services.tools.ports import Call
 from tests.support.eventually import eventually
 from tests.support.mcp_server import INPUT, OUTPUT, McpProcess
+from turnkeeper import cli
 
 DIGEST = schema_digest(INPUT, OUTPUT)
 
@@ -73,7 +74,7 @@ class Bench:
 
 
 @contextlib.asynccontextmanager
-async def bench(process: McpProcess, way: str, timeout: float = 20.0, **more: Any) -> AsyncIterator[Bench]:
+async def bench(process: McpProcess, way: str, timeout: float = 40.0, **more: Any) -> AsyncIterator[Bench]:
     if way == "http" and process.process is None:
         await asyncio.to_thread(process.start)
     made = Bench(process, way, timeout, **more)
@@ -303,3 +304,45 @@ async def test_servers_written_alike_share_a_session_and_a_secret_is_not_shown()
     assert "sesame" not in repr(address)
     assert "token" not in address.name
     assert isinstance(address, Address)
+
+
+HEAD = "sources: {app: {verify: {scheme: user-token}}}\nplanner: {scripted: {rules: rules.yaml}}\n"
+
+
+@both
+def test_the_command_line_writes_what_a_server_lists_and_it_loads_as_a_tool(
+    process: McpProcess, way: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_TOKEN", "sesame")
+    wanted = ["--header", "Authorization=env:A_TOKEN", process.url] if way == "http" else ["--", *process.command]
+    assert cli.run(["tools", "import", "mcp", *wanted]) == 0
+    shown = capsys.readouterr().out
+    assert "sesame" not in shown
+    (tmp_path / "turnkeeper.yaml").write_text(HEAD + shown)
+    tools = load_application(tmp_path / "turnkeeper.yaml").tools
+    assert {"reserve_table", "find_table"} < set(tools)
+    assert tools["reserve_table"].connector.pin == DIGEST
+    assert (tools["find_table"].effect, tools["find_table"].gate) == ("write", "unless-user")
+    assert process.calls == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["ftp://example.com/"], "No such file"),
+        (["--", "no-such-program-here"], "No such file"),
+        (["--header", "Authorization=sesame", "http://127.0.0.1:9/mcp"], "not the secret itself"),
+        (["--header", "Authorization", "http://127.0.0.1:9/mcp"], "NAME=env:VARIABLE"),
+        (["--env", "A=env:B", "http://127.0.0.1:9/mcp"], "env: only a command"),
+        (["http://user:sesame@127.0.0.1:9/mcp"], "url"),
+        (["http://127.0.0.1:9/mcp"], "not connected"),
+    ],
+)
+def test_what_cannot_be_imported_is_said_in_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["tools", "import", "mcp", *arguments]) == 1
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert said in told
+    assert "sesame" not in told
