@@ -349,6 +349,50 @@ class HttpConnector(Part):
         return {f"headers.{name}": value for name, value in self.headers.items() if is_reference(value)}
 
 
+class McpConnector(Part):
+    """A tool of an MCP server: over streamable HTTP (`url`) or as a process of the door's own (`command`, stdio).
+
+    Tools whose server is written in the same way share one session with it.
+    """
+
+    url: str | None = Field(None, pattern=r"^https?://[^\s/@?#]+(/\S*)?$")
+    headers: dict[str, str] = {}
+    """Values are references: `env:NAME`, `file:PATH`."""
+    command: tuple[str, ...] | None = Field(None, min_length=1)
+    """Program and arguments, started without a shell."""
+    env: dict[str, str] = {}
+    """What the process is given beside `PATH`, `HOME` and the like. Values are references."""
+    tool: str = Field(min_length=1, max_length=256)
+    """Its name at the server."""
+    schema_digest: str = Field(alias="schema", pattern=r"^sha256:[0-9a-f]{64}$")
+    """Of the server's inputSchema and outputSchema as they were imported (`libs.contracts.mcp`): a tool that has
+    changed since is not called."""
+    errors: Literal["refused", "unknown"] | None = None
+    """What a result with `isError` means for a tool that writes; without, unknown. MCP does not say that nothing was
+    done then; `refused` is for a server whose author says so. A tool that does not write is refused in any case."""
+    timeout: Duration = 10.0
+    max_answer: int = Field(1_000_000, ge=1_024, le=64_000_000)
+    """Bytes of the longest message that is read of the server: its list of tools too."""
+
+    @model_validator(mode="after")
+    def _one_server(self) -> Self:
+        if (self.url is None) == (self.command is None):
+            raise ValueError("give one of url and command")
+        if self.headers and self.url is None:
+            raise ValueError("headers: only a url has headers; a command has env")
+        if self.env and self.command is None:
+            raise ValueError("env: only a command has an environment; a url has headers")
+        if any("\0" in part for part in self.command or ()):
+            raise ValueError("command: a program's arguments hold no zero character")
+        return self
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        """Every reference to a secret by where it stands below the connector."""
+        given = {"headers": self.headers, "env": self.env}
+        return {f"{where}.{name}": ref for where, pairs in given.items() for name, ref in pairs.items()}
+
+
 class Connector(Part):
     """How a tool reaches the world."""
 
@@ -356,11 +400,12 @@ class Connector(Part):
     http: HttpConnector | None = None
     sandbox: SandboxConnector | None = None
     timer: TimerConnector | None = None
+    mcp: McpConnector | None = None
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
         if len(self._given) != 1:
-            raise ValueError("give one of python, http and sandbox")
+            raise ValueError("give one of python, http, mcp and sandbox")
         return self
 
     @property
@@ -371,11 +416,18 @@ class Connector(Part):
     @property
     def secrets(self) -> dict[str, str]:
         """Each reference to a secret (`env:NAME`, `file:PATH`) by where it stands in the connector."""
-        return {f"http.{where}": reference for where, reference in self.http.secrets.items()} if self.http else {}
+        kinds = {"http": self.http, "mcp": self.mcp}
+        return {f"{kind}.{where}": ref for kind, own in kinds.items() if own for where, ref in own.secrets.items()}
 
     @property
-    def _given(self) -> list[PythonConnector | HttpConnector | SandboxConnector | TimerConnector]:
-        return [chosen for chosen in (self.python, self.http, self.sandbox, self.timer) if chosen is not None]
+    def _given(self) -> list[PythonConnector | HttpConnector | SandboxConnector | TimerConnector | McpConnector]:
+        kinds = (self.python, self.http, self.sandbox, self.timer, self.mcp)
+        return [chosen for chosen in kinds if chosen is not None]
+
+    @property
+    def pin(self) -> str:
+        """The digest of the destination's schema that a call is approved under; "" where it has none."""
+        return self.mcp.schema_digest if self.mcp else ""
 
 
 class Keyed(Part):

@@ -45,7 +45,8 @@ def configure(service: str, replica: str, level: str) -> None:
     handler.setFormatter(JsonLines(service, replica))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     # The drivers put URLs with passwords into some of their messages, so only their names and levels are kept.
-    for noisy in ("aiormq", "aio_pika", "redis", "httpx2"):
+    # What an MCP server says is not ours to log; the SDK's sessions log as `client`.
+    for noisy in ("aiormq", "aio_pika", "redis", "httpx2", "mcp", "client"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
 
 

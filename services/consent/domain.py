@@ -61,6 +61,8 @@ class Asking:
     source: str
     approver: str
     expires_at: int
+    pins: tuple[str, ...] = ()
+    """Per step the digest of the destination's schema that is approved with it, "" for none (`Connector.pin`)."""
 
     @property
     def question_digest(self) -> str:
@@ -113,7 +115,8 @@ def ask(rules: Rules, message: IssueAction, session: str, owner: str, now: int) 
     text = _question(rules, message, shown, origin)
     if len(text) > MAX_QUESTION:
         return Refusal("the question would be too long to read")
-    return Asking(message.action, message.turn, message.steps, text, origin.source, owner, now + rules.ttl_ms)
+    pins = tuple(rules.application.tools[step.tool].connector.pin for step in message.steps)
+    return Asking(message.action, message.turn, message.steps, text, origin.source, owner, now + rules.ttl_ms, pins)
 
 
 def seals_fault(keys: SealKeys, seals: Sequence[Seal], session: str) -> str | None:

@@ -275,6 +275,7 @@ def _fields(issue: Issue) -> dict[str, str | int | bytes]:
         "depth": issue.depth,
         "trace": issue.trace,
         "correlation": issue.correlation,
+        **({"pins": orjson.dumps(asked.pins)} if any(asked.pins) else {}),
     }
 
 

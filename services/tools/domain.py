@@ -77,6 +77,8 @@ class Action:
     approver: str
     input: str
     """Id of the decision input: the one whose seal a call for this action must carry."""
+    pins: tuple[str, ...] = ()
+    """Per step the digest of the destination's schema that it was approved under, "" for none (`Connector.pin`)."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,8 @@ class Catalogue:
 
     application: Application
     schemas: Mapping[str, Any] = field(repr=False)
+    raised: dict[str, Tool] = field(default_factory=dict)
+    """Tools whose gate was raised since the start, as by the hints of an MCP server: what holds instead of the file."""
 
     @classmethod
     def of(cls, application: Application) -> "Catalogue":
@@ -132,7 +136,7 @@ class Catalogue:
 
     def tool(self, name: str) -> Tool | None:
         """The tool of that name, or None."""
-        return self.application.tools.get(name)
+        return self.raised.get(name) or self.application.tools.get(name)
 
     def faults(self, name: str, args: Mapping[str, JSON]) -> list[str]:
         """What is wrong with a tool's arguments, each by path."""
@@ -186,8 +190,8 @@ def permission(gate: Gate, kind: OriginKind, tool: str) -> Rejection | None:
 
 def _principal_may(call: RunStep, catalogue: Catalogue, name: str, origin: Origin) -> Rejection | None:
     """Whether the origin of a call may cause the tool at all, and without asking (design §3.4)."""
-    tool = catalogue.application.tools[name]
-    if not may_cause(tool, origin):
+    tool = catalogue.tool(name)
+    if tool is None or not may_cause(tool, origin):
         return Rejection(
             f"{name} may not be caused by {origin.kind} {origin.source} {origin.principal}", "not_permitted"
         )
@@ -219,6 +223,8 @@ def admit(
     tool = catalogue.tool(step.tool)
     if tool is None:
         return Rejection(f"there is no tool {step.tool}", "unknown_tool")
+    if action is not None and (fault := _pin_fault(action, call.step, tool)):
+        return Rejection(fault, "other_schema")
     if faults := catalogue.faults(step.tool, step.args):
         return Rejection("; ".join(faults), "bad_arguments")
     denied = _principal_may(call, catalogue, step.tool, who.origin)
@@ -254,6 +260,14 @@ def _granted(call: RunStep, who: Authority, action: Action | None) -> Step | Rej
     if [name for name, _ in who.inputs] != [action.input]:
         return Rejection(f"the seal is not that of the decision on {action.id}", "not_its_decision")
     return action.steps[call.step]
+
+
+def _pin_fault(action: Action, step: int, tool: Tool) -> str:
+    """Why what was approved is not what would be called: the destination's schema was imported anew since."""
+    approved = action.pins[step] if step < len(action.pins) else ""
+    if approved == tool.connector.pin:
+        return ""
+    return f"{action.id} was approved under another schema of the tool: ask again"
 
 
 def _with_identity(tool: Tool, args: Mapping[str, JSON], origin: Origin, owner: str) -> Mapping[str, JSON] | Rejection:

@@ -57,7 +57,7 @@ class Edge:
                     "units": tool.units,
                     "identity": sorted(tool.identity),
                 }
-                for name, tool in self._catalogue.application.tools.items()
+                for name, tool in {**self._catalogue.application.tools, **self._catalogue.raised}.items()
             ]
         }
 

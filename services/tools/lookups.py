@@ -113,6 +113,8 @@ class Reconciler:
             return Silent(f"the look-up's arguments: {error}")
         if faults := self._catalogue.faults(lookup.tool, args):
             return Silent("; ".join(faults))
+        if lookup.tool in self._catalogue.raised:
+            return Silent(f"{lookup.tool} writes, as its server says; a look-up must not")
         timeout = self._timeout_ms(subject.tool) / 1000
         own_key = f"{subject.key}-lookup"
         call = Call(

@@ -1,5 +1,6 @@
 """Composition root of the door: alone in naming concrete classes."""
 
+import importlib
 import os
 import secrets
 import sys
@@ -7,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 
 import httpx2
 
-from libs.contracts.application import Application, load_application
+from libs.contracts.application import load_application
 from libs.contracts.tools import LookUpOperation, RunStep, WithdrawOperation
 from libs.runtime.auth import Operators
 from libs.runtime.clock import Clock
@@ -17,6 +18,7 @@ from services.tools.answers import Answers
 from services.tools.circuit import Change
 from services.tools.connectors.guard import Teller, guarded
 from services.tools.connectors.http import HttpConnector, header_values, http_client
+from services.tools.connectors.mcp import McpServers, McpTool
 from services.tools.connectors.python import PythonConnector, load_function
 from services.tools.connectors.sandbox import SandboxConnector, sandbox_client
 from services.tools.connectors.timer import TimerConnector
@@ -36,24 +38,31 @@ TRIM_SECONDS = 30.0
 COUNT_SECONDS = 2.0
 ASK_ABOUT_ALL_SECONDS = 300.0
 PREFETCH = 256
+BEGIN_SECONDS = 0.01
+MCP_SDK = "libs.runtime.mcp_transport"
+"""Imports the SDK, which takes a second or more: before the first call comes, and only where a tool needs it."""
 
 
 def connect(
-    application: Application,
+    catalogue: Catalogue,
     client: httpx2.AsyncClient | None,
     clock: Clock,
     *,
     loses: Collection[str] = (),
+    servers: McpServers | None = None,
     environment: Mapping[str, str] | None = None,
     on_close: Callable[[Callable[[], Awaitable[None]]], None] = lambda close: None,
 ) -> dict[str, Connector]:
-    """Each tool's connector. `loses`: the tools whose answers a lab switch loses, which act in the sandbox.
-    `environment`: what secrets are resolved in, without it the process's own. `on_close` is given what ends them.
+    """Each tool's connector. `loses`: the tools whose answers a lab switch loses, which act in the sandbox. `servers`
+    gets the MCP servers, whose sessions somebody has to serve. `environment`: what secrets are resolved in, without it
+    the process's own. `on_close` is given what ends the connectors.
 
     Raises SettingsError with every one that cannot be built.
     """
+    application = catalogue.application
     known = os.environ if environment is None else environment
     trusted = httpx2.create_ssl_context() if any(tool.connector.http for tool in application.tools.values()) else None
+    servers = servers or McpServers(known)
     connectors: dict[str, Connector] = {}
     faults = []
     for name, tool in application.tools.items():
@@ -74,6 +83,12 @@ def connect(
             own = http_client(trusted)
             on_close(own.aclose)
             connectors[name] = HttpConnector(own, tool.connector.http, values)
+        if tool.connector.mcp is not None:
+            try:
+                server = servers.of(tool.connector.mcp)
+                connectors[name] = McpTool(name, tool, tool.connector.mcp, server, catalogue.raised.__setitem__)
+            except ValueError as error:
+                faults.append(f"tools.{name}.connector.mcp: {error}")
         if tool.connector.timer is not None:
             connectors[name] = TimerConnector(tool.connector.timer.verb, clock)
     for name in loses:
@@ -99,12 +114,17 @@ async def build(rt: Runtime[ToolsSettings]) -> None:
             rt.log.warning("lab.on", switch=switch, tool=name)
     if missing := sorted(late - set(application.tools)):
         raise SettingsError([f"TURNKEEPER_LAB: {LATE_CALL}: there is no tool {name}" for name in missing])
-    _serve(rt, application, connect(application, client, rt.clock, loses=loses, on_close=rt.on_close))
+    catalogue, servers = Catalogue.of(application), McpServers(os.environ)
+    connectors = connect(catalogue, client, rt.clock, loses=loses, servers=servers, on_close=rt.on_close)
+    if servers.all():
+        importlib.import_module(MCP_SDK)
+    for server in servers.all():
+        rt.every(BEGIN_SECONDS, server.serve, f"mcp {server.address.name}")  # never returns
+    _serve(rt, catalogue, connectors)
 
 
-def _serve(rt: Runtime[ToolsSettings], application: Application, connectors: Mapping[str, Connector]) -> None:
-    settings = rt.settings
-    catalogue = Catalogue.of(application)
+def _serve(rt: Runtime[ToolsSettings], catalogue: Catalogue, connectors: Mapping[str, Connector]) -> None:
+    settings, application = rt.settings, catalogue.application
     metrics = ToolMetrics(rt.registry, application.tools)
     ledger = RedisLedger(
         rt.store,

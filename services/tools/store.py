@@ -72,11 +72,11 @@ class RedisLedger:
     async def action(self, session: str, action: str) -> Action | None:
         """The action's record, or None. Its steps, approver and decision never change once it is accepted."""
         key = self._keys.of_session("action", session, action)
-        steps, approver, decision = await self._store.command("HMGET", key, "steps", "approver", "input")
+        steps, approver, decision, pins = await self._store.command("HMGET", key, "steps", "approver", "input", "pins")
         if steps is None:
             return None
         parsed = tuple(Step.model_validate(step) for step in orjson.loads(steps))
-        return Action(action, parsed, _text(approver), _text(decision))
+        return Action(action, parsed, _text(approver), _text(decision), tuple(orjson.loads(pins or "[]")))
 
     async def owner(self, session: str) -> str:
         """The session's owner, "" for none. Written once, so kept in memory."""

@@ -13,7 +13,7 @@ from libs.contracts.application import parse_application
 from libs.runtime.clock import SystemClock
 from libs.runtime.settings import SettingsError
 from services.tools.connectors.http import HttpConnector, header_values, http_client
-from services.tools.domain import Committed, Failed, NotSent, Outcome, Refused, Unknown
+from services.tools.domain import Catalogue, Committed, Failed, NotSent, Outcome, Refused, Unknown
 from services.tools.main import connect
 from services.tools.ports import Call
 from tests.support.api import ApiProcess, running_api
@@ -267,7 +267,7 @@ def test_the_door_does_not_start_without_a_tools_secret() -> None:
         "test",
     )
     with pytest.raises(SettingsError) as caught:
-        connect(application, None, SystemClock(), environment={})
+        connect(Catalogue.of(application), None, SystemClock(), environment={})
     assert caught.value.faults == [
         f"tools.{name}.connector.http.headers.Authorization: the environment variable TOKEN is not set"
         for name in ("pay", "refund")

@@ -28,7 +28,8 @@ from turnkeeper.target import DINNER, Target
 
 COMMANDS = """up|down|status|doctor|demo|publish|say|cancel|actions|accept|decline|sessions|session create|timers|
 timeline|explain|operations|resolve|replay|dead list|dead show|dead replay|dead drop|quarantine list|quarantine show|
-quarantine release|held list|held release|token|secrets init|tools import openapi"""
+quarantine release|held list|held release|token|secrets init|tools import openapi|
+tools import mcp"""
 ALL = [command.strip() for command in COMMANDS.split("|")]
 Handler = Callable[[httpx2.Request], httpx2.Response]
 Speak = Callable[[Handler], None]

@@ -5,12 +5,14 @@ from typing import Annotated
 
 import typer
 
+from turnkeeper.cli.mcp_import import import_mcp
 from turnkeeper.openapi import import_tools, read_document
 from turnkeeper.printing import print_line, progress
 
 app = typer.Typer(help="The tools of an application.", no_args_is_help=True)
 importing = typer.Typer(help="Write tools as YAML for a person to review.", no_args_is_help=True)
 app.add_typer(importing, name="import")
+importing.command("mcp")(import_mcp)
 
 
 @app.callback()
