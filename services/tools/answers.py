@@ -40,7 +40,10 @@ class Answers:
         """The reason as it is told, and an outcome's messages: to the session, to applications, and the subject
         that a committed operation registers."""
         reason = _marked(work.context, reason)
-        finished = StepFinished(operation=work.operation, key=work.key, state=state, result=result, reason=reason)
+        finished = StepFinished(
+            operation=work.operation, key=work.key, state=state, result=result, reason=reason,
+            standing=work.context.standing,
+        )  # fmt: skip
         parts = (work.key, work.attempt, state)
         messages = [
             self._compose(finished, work.session, parts, work.context, now),
@@ -73,7 +76,7 @@ class Answers:
         same = known.call == told.call
         finished = StepFinished(
             operation=operation, key=key, state=known.state, result=known.result, reason=known.reason,
-            replay=not same,
+            replay=not same, standing=told.standing,
         )  # fmt: skip
         parts = (key, known.attempt, known.state) if same else ("replay", told.call, known.state)
         return self._compose(finished, session, parts, told, now)
@@ -92,6 +95,18 @@ class Answers:
         """What the door says when nothing was claimed."""
         finished = StepFinished(operation=operation, key=key, state=state, reason=_marked(told, reason))
         return self._compose(finished, session, ("door", told.call, state), told, now)
+
+    def held_back(
+        self, operation: str, key: str, tool: str, session: str, state: OperationState, result: JSON, reason: str,
+        told: Told, now: int,
+    ) -> list[Outgoing]:  # fmt: skip
+        """What the door says when nothing is sent for good; applications hear of it where nobody is asked instead."""
+        finished = StepFinished(operation=operation, key=key, state=state, result=result, reason=reason)
+        parts = ("held-back", key, told.call, state)
+        messages = [self._compose(finished, session, parts, told, now)]
+        if state != "needs_consent":
+            messages.append(self._compose(_notice(operation, tool, state, reason), session, parts, told, now))
+        return messages
 
     def _subject(self, work: Work, result: JSON) -> str | None:
         tool = self._catalogue.tool(work.tool)

@@ -8,6 +8,7 @@ import jsonschema_rs
 
 from libs.contracts.application import Application, Gate, Lookup, Tool
 from libs.contracts.canonical import JSON, digest
+from libs.contracts.consent import World
 from libs.contracts.ids import derive_id
 from libs.contracts.origin import Origin, OriginKind, Seal, SealKeys, seal_is_valid
 from libs.contracts.session import Step
@@ -67,6 +68,8 @@ class Action:
     approver: str
     input: str
     """Id of the decision input: the one whose seal a call for this action must carry."""
+    worlds: tuple[World | None, ...] = ()
+    """For each step: what was read of the world for the question, where its tool has a precondition."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,8 @@ class Admitted:
     """Only a lab switch let it pass."""
     observed: bool = False
     """Only observe mode let it pass: its owner would have been asked."""
+    offered: bool = False
+    """Only a standing approval lets it pass: its owner is asked otherwise."""
 
 
 @dataclass(frozen=True)
@@ -195,15 +200,19 @@ def admit(
     if faults := catalogue.faults(step.tool, step.args):
         return Rejection("; ".join(faults))
     denied = None if call.action else permission(tool.gate, who.origin.kind, step.tool)
-    if denied is not None and not everybody_is_user and not catalogue.application.session.observe:
+    offered = call.offer and denied is not None and not everybody_is_user and not catalogue.application.session.observe
+    if denied is not None and not offered and not everybody_is_user and not catalogue.application.session.observe:
         return denied
     args = _with_identity(tool, step.args, who.origin, owner)
     if isinstance(args, Rejection):
         return args
     fingerprint = digest([step.tool, step.args])
     not_after = min(call.not_after, who.until)
-    lab, observed = denied is not None and everybody_is_user, denied is not None and not everybody_is_user
-    return Admitted(step.tool, args, fingerprint, who, not_after, action, call.step, lab=lab, observed=observed)
+    lab = denied is not None and everybody_is_user
+    observed = denied is not None and not everybody_is_user and not offered
+    return Admitted(
+        step.tool, args, fingerprint, who, not_after, action, call.step, lab=lab, observed=observed, offered=offered
+    )
 
 
 def _granted(call: RunStep, who: Authority, action: Action | None) -> Step | Rejection:

@@ -51,6 +51,8 @@ class Edge:
                     "name": name,
                     "effect": tool.effect,
                     "consent": tool.gate,
+                    "standing": tool.standing,
+                    "precondition": tool.precondition.tool if tool.precondition else None,
                     "keyed_seconds": tool.keyed.for_ if tool.keyed else None,
                     "args": tool.args,
                     "units": tool.units,
@@ -111,6 +113,7 @@ def _shown(session: str, key: str, fields: dict[str, str]) -> dict[str, Any]:
         shown[name] = fields.get(name, "")
     for name in ("claimed_at", "finished_at", "not_after", "lease_until", "attempt", "looked_up"):
         shown[name] = int(fields[name]) if fields.get(name) else None
+    shown["standing"] = told_of(fields).standing
     for name in ("args", "result"):
         shown[name] = orjson.loads(fields[name]) if fields.get(name) else None
     return shown

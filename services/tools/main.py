@@ -13,6 +13,7 @@ from libs.runtime.clock import Clock
 from libs.runtime.lifecycle import Runtime, run
 from libs.runtime.settings import LATE_CALL, LOSE_ANSWER, SettingsError
 from services.tools.answers import Answers
+from services.tools.conditions import Conditions
 from services.tools.connectors.python import PythonConnector, load_function
 from services.tools.connectors.sandbox import SandboxConnector, sandbox_client
 from services.tools.connectors.timer import TimerConnector
@@ -25,6 +26,7 @@ from services.tools.lookups import Reconciler
 from services.tools.metrics import ToolMetrics
 from services.tools.ports import Connector
 from services.tools.settings import ToolsSettings
+from services.tools.standing import RedisGrants, UseSweeper
 from services.tools.store import RedisLedger
 from services.tools.sweeper import Sweeper
 
@@ -110,10 +112,15 @@ def _serve(rt: Runtime[ToolsSettings], application: Application, connectors: Map
     reconciler = Reconciler(
         catalogue, ledger, connectors, answers, metrics, clock=rt.clock, namespace=settings.namespace
     )
+    grants = RedisGrants(rt.store, rt.keys)
+    conditions = Conditions(
+        catalogue, ledger, grants, connectors, settings.keys_of_seals, metrics, clock=rt.clock,
+        namespace=settings.namespace,
+    )  # fmt: skip
     by_role = "authority_by_role" in settings.labs
     late = settings.lab_values(LATE_CALL)
     handlers = ToolHandlers(
-        catalogue, ledger, executor, answers, reconciler, metrics, settings.keys_of_seals,
+        catalogue, ledger, executor, answers, reconciler, metrics, settings.keys_of_seals, conditions,
         everybody_is_user=by_role, late=LateCalls(late) if late else None,
     )  # fmt: skip
     if by_role:
@@ -132,6 +139,7 @@ def _serve(rt: Runtime[ToolsSettings], application: Application, connectors: Map
     )
     rt.every(settings.tools_sweep_seconds, sweeper.take_over_ended, "leases")
     rt.every(settings.tools_sweep_seconds, sweeper.reconcile, "lookups")
+    rt.every(settings.tools_sweep_seconds, UseSweeper(grants, ledger, metrics, rt.clock).sweep, "standing")
     rt.every(ASK_ABOUT_ALL_SECONDS, sweeper.ask_about_all, "unasked")
     rt.every(TRIM_SECONDS, sweeper.trim, "trim")
     rt.every(COUNT_SECONDS, sweeper.count_unknown, "unknown")
