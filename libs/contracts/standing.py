@@ -63,7 +63,7 @@ class Limit(BaseModel):
         """Whether it limits nothing."""
         return not self.model_fields_set
 
-    def schema(self) -> dict[str, Any]:
+    def rule(self) -> dict[str, Any]:
         """As JSON Schema."""
         found: dict[str, Any] = {}
         for name in ("const", "enum", "minimum", "maximum"):
@@ -170,7 +170,7 @@ def covers(request: GrantRequest, *, tool: str, args: Mapping[str, JSON], source
 def _schema(limits: Mapping[str, Limit]) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {name: limit.schema() for name, limit in limits.items()},
+        "properties": {name: limit.rule() for name, limit in limits.items()},
         # A rule about an argument that is left out would say nothing of what the destination then does.
         "required": sorted(name for name, limit in limits.items() if not limit.anything),
         "additionalProperties": False,

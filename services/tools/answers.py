@@ -24,6 +24,7 @@ log = structlog.get_logger(__name__)
 
 LAB_MARK = "lab"
 OBSERVE_MARK = "observe"
+_NEVER_RAN = ("needs_consent", "precondition_failed", "withdrawn", "expired")
 
 
 class Answers:
@@ -76,7 +77,7 @@ class Answers:
         same = known.call == told.call
         finished = StepFinished(
             operation=operation, key=key, state=known.state, result=known.result, reason=known.reason,
-            replay=not same, standing=told.standing,
+            replay=not same, standing="" if known.state in _NEVER_RAN else told.standing,
         )  # fmt: skip
         parts = (key, known.attempt, known.state) if same else ("replay", told.call, known.state)
         return self._compose(finished, session, parts, told, now)
