@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from libs.contracts.application import Application
 from libs.contracts.canonical import JSON, canonical
+from libs.contracts.errors import ContractError
 from libs.contracts.ids import Slug, derive_id
 
 MOST_USES = 100
@@ -37,7 +38,7 @@ class Limit(BaseModel):
     argument of another type does not pass because the rule does not apply to it (JSON Schema 2020-12, section 6).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     const: JSON = None
     enum: list[JSON] | None = Field(None, min_length=1, max_length=100)
@@ -83,7 +84,7 @@ class GrantRequest(BaseModel):
     `{}` allows anything. `sources` empty: whoever starts the turn.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     tool: Slug
     limits: dict[str, Limit] = Field(default_factory=dict, max_length=50)
@@ -146,6 +147,10 @@ def request_fault(request: GrantRequest, application: Application, now: int) -> 
         return f"{request.tool} cannot be granted in advance: its question is asked each time"
     if not now < request.ends_at <= now + LONGEST_MS:
         return "ends_at: it ends in the future, and within a year"
+    try:
+        request.content()
+    except ContractError:
+        return "limits: a number is beyond what JSON holds exactly (2**53)"
     if request.begins_at >= request.ends_at:
         return "begins_at: it begins before it ends"
     if unknown := sorted(set(request.sources) - set(application.sources)):

@@ -109,7 +109,8 @@ class StandingEdge:
             raise Problem(400, "no-idempotency-key", "Idempotency-Key is missing", "A retry must not grant twice.")
         id, now = grant_id(user, idempotency_key), await self._approvals.now()
         known = await self._approvals.one(user, id)
-        fault = request_fault(request, self._application, now) if known is None else None
+        # What was granted before is told again, also once it has ended: only a new wish is judged.
+        fault = None if known and known.request == request else request_fault(request, self._application, now)
         if fault:
             raise Problem(422, "not-grantable", "This cannot be granted", fault)
         match await self._approvals.grant(user, id, request, now):
