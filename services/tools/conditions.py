@@ -28,6 +28,7 @@ log = structlog.get_logger(__name__)
 CHANGED = "what it relies on has changed since the question was asked"
 NOT_READ = "what it relies on could not be read: {why}"
 NOT_COVERED = "no standing approval covers it"
+TO_BE_ASKED = "its owner is asked first"
 NEVER_READ = "what it relies on was not read when the question was asked"
 ENDED = "the standing approval was revoked or ended meanwhile"
 
@@ -96,7 +97,9 @@ class Conditions:
             return Cleared(step, told)
         use = await self._reserve(call, step, session, told)
         if use is None:
-            return await self.ask_instead(call, step, session, NOT_COVERED)
+            tool = self._catalogue.tool(step.tool)
+            why = NOT_COVERED if tool is not None and tool.standing else TO_BE_ASKED
+            return await self.ask_instead(call, step, session, why)
         until = 0 if use.over else min(step.not_after, use.until)
         return Cleared(replace(step, not_after=until), replace(told, standing=use.grant), use)
 
