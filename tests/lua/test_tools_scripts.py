@@ -154,7 +154,7 @@ async def test_nothing_else_releases_a_key(door: Door, state: str) -> None:
 
 
 async def test_a_released_key_is_not_claimed_past_its_end(door: Door) -> None:
-    await record(door, await claimed(door, not_after=door.clock.now + 50), "failed")
+    await record(door, await claimed(door, not_after=door.clock.now + HOUR_MS), "failed")
     call = step(now=door.clock.now, operation="O2", not_after=door.clock.now - 50)
     assert isinstance(await claim(door, call, told="m2"), Known)
 
