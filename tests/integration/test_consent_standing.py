@@ -7,11 +7,13 @@ import jwt
 import pytest
 from fastapi import FastAPI
 
+from libs.contracts.consent import World
+from libs.contracts.session import Notice, Step
 from libs.contracts.standing import KEPT_MS, MOST_KEPT
 from libs.runtime.auth import Operators, UserTokens
 from services.consent.edge import Edge
 from services.consent.standing import RedisStanding, StandingEdge
-from tests.support.consent import consent_world
+from tests.support.consent import SEAL_KEYS, TABLE, consent_world, issue
 
 pytestmark = pytest.mark.engine
 SECRET = "u" * 32
@@ -162,3 +164,17 @@ async def test_what_ended_is_forgotten_after_a_week(http, world):
     assert 0 < await world.redis.pttl(world.keys.of_user("standings", "ana")) <= HOUR_MS + KEPT_MS
     await http.delete(f"{ANAS}/{id}", headers=bearer("ana"))
     assert await world.redis.pttl(world.keys.of_user("standing", "ana", id)) <= KEPT_MS
+
+
+async def test_what_a_step_relies_on_is_stored_with_its_question_and_shown(http, world):
+    step = Step(tool="buy", args={"of": "wine"})
+    read = World.attested(SEAL_KEYS, "s1", step, "d" * 64, world.clock.at)
+    await world.own()
+    await world.ask(issue("A1", TABLE, step, worlds=(None, read)))
+    shown = (await http.get("/v1/sessions/s1/actions/A1", headers=bearer("ana"))).json()
+    assert shown["relies_on"] == [None, {"digest": "d" * 64, "read_at": world.clock.at}]
+    assert "d" * 64 not in shown["question"]
+    (stored,) = await world.actions.of_session("s1")
+    assert stored.worlds == (None, read)
+    (card,) = [body["data"] for body in world.outbox.bodies(Notice) if body["topic"] == "question"]
+    assert card["relies_on"] == shown["relies_on"]
