@@ -28,6 +28,7 @@ TAGS = {
     "i": "`{iNN}`: shard of an event's identity",
     "s": "`{sNN}`: shard of a subject",
     "p": "`{pNN}`: partition of a session",
+    "u": "`{uNN}`: shard of a user",
     "meta": "`{meta}`: the deployment",
 }
 SETTINGS: dict[str, type[RuntimeSettings]] = {

@@ -148,6 +148,20 @@ class Client:
         answer = self._as_user(user, "consent", path, body)
         return dict(answer.body)
 
+    def standing(self, user: str) -> list[dict[str, Any]]:
+        """A user's standing approvals with each use, oldest first. Raises Refused."""
+        answer = self._send("consent", "GET", _standing(user), headers=self._bearer(user))
+        return list(_accepted(answer).body["standing"])
+
+    def grant_standing(self, user: str, wish: Mapping[str, JSON], key: str | None = None) -> dict[str, Any]:
+        """Grant a tool in advance; `key` is the wish's Idempotency-Key, drawn if None. Raises Refused."""
+        return dict(self._as_user(user, "consent", _standing(user), wish, key).body)
+
+    def revoke_standing(self, user: str, id: str) -> dict[str, Any]:
+        """Take a standing approval back. Raises Refused 404 where there is none."""
+        path = _standing(user, _slug(id, "approval"))
+        return dict(_accepted(self._send("consent", "DELETE", path, headers=self._bearer(user))).body)
+
     def user_token(self, user: str) -> str:
         """A token for a user. Raises TargetError where the secret is not known, ClientError for no user's id."""
         return user_token(self.target.user_token_secret(), _slug(user, "user"), int(time.time()))
@@ -342,9 +356,12 @@ class Client:
     def _operator(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self.target.operator_token()}"}
 
+    def _bearer(self, user: str) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.user_token(user)}"}
+
     def _as_user(self, user: str, service: str, path: str, body: Mapping[str, JSON], key: str | None = None) -> Answer:
         headers = {
-            "authorization": f"Bearer {self.user_token(user)}",
+            **self._bearer(user),
             "idempotency-key": f"msg_{secrets.token_hex(8)}" if key is None else _text_id(key, "key"),
         }
         return _accepted(self._send(service, "POST", path, json=dict(body), headers=headers))
@@ -448,6 +465,11 @@ def _path(*parts: str) -> str:
 def _in_session(session: str, *parts: str) -> str:
     """A path below a session's."""
     return _path("sessions", _slug(session, "session"), *parts)
+
+
+def _standing(user: str, *parts: str) -> str:
+    """A path below a user's standing approvals."""
+    return _path("users", _slug(user, "user"), "standing", *parts)
 
 
 def _a(what: str) -> str:

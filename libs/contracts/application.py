@@ -473,6 +473,14 @@ class Lookup(ToolCall):
     """The same: whether the effect stands still. Without, it stands while anything is found."""
 
 
+class Precondition(ToolCall):
+    """What a step relies on: read when the question is asked and again before the step is sent. Its arguments see those
+    of the step, and all of them as `args`."""
+
+    digest: Template | None = None
+    """Over `found`, what the reading answers, and the arguments: the part that has to stay as it is. Without, all."""
+
+
 def _unless_off(value: Any) -> Any:
     return None if value is False else value
 
@@ -500,6 +508,10 @@ class Tool(Part):
     """Asks the destination what became of an operation. A tool without one leaves the unknown to an operator."""
     breaker: Annotated[Breaker | None, BeforeValidator(_unless_off)] = Breaker()
     retries: Annotated[Retries | None, BeforeValidator(_unless_off)] = Retries()
+    precondition: Precondition | None = None
+    """What an approved step relies on. Where it changed since the question was asked, the step is not sent."""
+    standing: bool = False
+    """Whether a user may grant it in advance, within limits of their own: a standing approval."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -509,6 +521,8 @@ class Tool(Part):
             raise ValueError(f"args: not a JSON Schema: {str(error).splitlines()[0]}") from error
         if self.args.get("type") != "object":
             raise ValueError("args: a tool's arguments are an object; say type: object")
+        if self.standing and self.gate in ("never", "always"):
+            raise ValueError(f"standing: its owner is {self.gate} asked, so nothing can be granted in advance")
         return self
 
     @property
@@ -715,7 +729,9 @@ class Application(Part):
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
-        faults = [*self._tool_faults(), *self._source_faults(), *self._principal_faults()]
+        faults = [
+            *self._tool_faults(), *self._precondition_faults(), *self._source_faults(), *self._principal_faults()
+        ]  # fmt: skip
         if faults:
             raise _Several(faults)
         return self
@@ -727,7 +743,7 @@ class Application(Part):
                 faults.append(
                     f"tools.{name}.connector.sandbox: there is no collection {tool.connector.sandbox.collection!r}"
                 )
-            for use in ("compensate", "lookup"):
+            for use in ("compensate", "lookup", "precondition"):
                 call: ToolCall | None = getattr(tool, use)
                 if call is not None and call.tool not in self.tools:
                     faults.append(f"tools.{name}.{use}.tool: there is no tool {call.tool!r}")
@@ -768,6 +784,22 @@ class Application(Part):
             return [f"{path}: there is no source {name!r}"]
         own = "user" if source.verify.scheme == "user-token" else source.kind
         return [] if own == kind else [f"{path}: {name} is a source of kind {own}, not {kind}"]
+
+    def _precondition_faults(self) -> list[str]:
+        """A precondition is read by the door alone, before and after a person is asked: it must need nobody."""
+        faults = []
+        for name, tool in self.tools.items():
+            read = self.tools.get(tool.precondition.tool) if tool.precondition is not None else None
+            if read is None or tool.precondition is None:
+                continue
+            where = f"tools.{name}.precondition.tool: {tool.precondition.tool}"
+            if read.effect == "write":
+                faults.append(f"{where} writes; a precondition must not")
+            if read.gate != "never":
+                faults.append(f"{where} asks its owner; a precondition is read without asking")
+            if any("origin" in template for template in read.identity.values()):
+                faults.append(f"{where} wants an origin, and a precondition has none")
+        return faults
 
     def _source_faults(self) -> list[str]:
         users = [name for name, source in self.sources.items() if source.verify.scheme == "user-token"]

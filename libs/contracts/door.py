@@ -8,7 +8,9 @@ from typing import Literal
 
 from libs.contracts.reasons import OperationState
 
-Stage = Literal["seals", "action", "tool", "arguments", "permission", "identity", "key", "binding", "grant"]
+Stage = Literal[
+    "seals", "action", "tool", "arguments", "permission", "identity", "conditions", "key", "binding", "grant"
+]  # fmt: skip
 """Where in the order a check stands. The last three are one script, so that nothing can come between them."""
 
 DoorCode = Literal[
@@ -29,6 +31,8 @@ DoorCode = Literal[
     "not_permitted",
     "needs_approval",
     "no_identity",
+    "precondition_failed",
+    "needs_consent",
     "conflict",
     "in_progress",
     "withdrawn",
@@ -75,6 +79,14 @@ CHECKS: tuple[Check, ...] = (
     Check("not_permitted", "permission", "refused", 403, "the tool's `caused_by` does not let this principal"),
     Check("needs_approval", "permission", "refused", 403, "the tool's `consent` wants the owner's yes first"),
     Check("no_identity", "identity", "refused", 422, "who acts cannot be written into the arguments"),
+    Check(
+        "precondition_failed", "conditions", "precondition_failed", 412,
+        "what an approved step relies on has changed, or cannot be read",
+    ),
+    Check(
+        "needs_consent", "conditions", "needs_consent", 403,
+        "the step was offered, and no standing approval covers it: its owner is asked",
+    ),
     Check("conflict", "key", "conflict", 409, "the key was used for another tool or other arguments"),
     Check("in_progress", "key", "in_progress", 202, "another call holds the key"),
     Check("withdrawn", "key", "withdrawn", 410, "the key was withdrawn before it was claimed"),
@@ -88,8 +100,9 @@ CHECKS: tuple[Check, ...] = (
         "an input belongs to another turn",
     ),
     Check(
-        "too_many_steps", "binding", "refused", 429, "an input has had all the steps of `caps.steps`",
-        "too many steps for one input",
+        "too_many_steps", "binding", "refused", 429,
+        "an input has had all the steps of `caps.steps`, or a question would have more",
+        "too many steps for one",
     ),
     Check("not_accepted", "grant", "refused", 403, "the action is not accepted, or is not any more", "the action is "),
     Check("approval_lapsed", "grant", "refused", 410, "the approval was not used in time", "the approval has lapsed"),

@@ -26,7 +26,7 @@ class Family:
     """One kind of key. `bytes` is a rule of thumb for sizing, measured on Redis 7.0."""
 
     name: str
-    tag: Literal["i", "s", "p", "meta"]
+    tag: Literal["i", "s", "p", "u", "meta"]
     holds: str
     type: str
     writers: tuple[Service, ...]
@@ -115,6 +115,12 @@ FAMILIES: tuple[Family, ...] = (
            SERVICES, SERVICES, "emptied by relay; bounded", "size of the message, for ms"),
     Family("outboxdue", "p", "the same by time", "sorted set",
            SERVICES, SERVICES, "emptied by relay; bounded", "100 an entry"),
+    Family("standing", "u", "a standing approval: what it grants, its end, each use", "hash",
+           ("consent", "tools"), ("consent", "tools"), "its end + 7 days", "0.5 k and 0.4 k a use"),
+    Family("standings", "u", "a user's standing approvals by when they are forgotten, at most 50", "sorted set",
+           ("consent",), ("consent", "tools"), "its last end + 7 days", "80 an entry"),
+    Family("standinguse", "u", "uses whose operation is not known to be claimed yet, by when that is looked at",
+           "sorted set", ("tools",), ("tools",), "emptied by sweeper", "150 an entry, for seconds"),
     Family("partitions", "meta", "the partition count of the deployment, written once", "string",
            SERVICES, SERVICES, "none: one key", "60 once"),
     Family("epoch", "meta", "the store's epoch", "string",
@@ -135,7 +141,7 @@ class Keys:
     def _heads(self) -> dict[str, str]:
         """What keys of each tag begin with: they are made a hundred times a turn."""
         head = f"tk:{self.namespace}:" if self.namespace else "tk:"
-        tags = [f"{kind}{number:02}" for kind in "isp" for number in range(self.partitions)]
+        tags = [f"{kind}{number:02}" for kind in "ispu" for number in range(self.partitions)]
         return {tag: f"{head}{{{tag}}}" for tag in (*tags, "meta")}
 
     def _key(self, tag: str, family: str, *rest: str) -> str:
@@ -209,6 +215,18 @@ class Keys:
         slot = str(shard_of("slot:" + input_id, SLOTS))
         return self.of_session_partition("binding", session, str(accepted_at // DAY_MS), slot)
 
+    def in_user_shard(self, family: str, shard: int, *rest: str) -> str:
+        """A key of one shard of users."""
+        return self._key(f"u{shard:02}", family, *rest)
+
+    def of_user(self, family: str, user: str, *rest: str) -> str:
+        """A key of one user."""
+        return self.in_user_shard(family, shard_of(user, self.partitions), user, *rest)
+
+    def of_user_shard(self, family: str, user: str) -> str:
+        """A key of the shard that holds a user."""
+        return self.in_user_shard(family, shard_of(user, self.partitions))
+
     def outbox(self, service: str, partition: int) -> tuple[str, str]:
         """(messages, due times) of one service's outbox in one partition."""
         return (
@@ -260,5 +278,6 @@ _BARE: Sequence[str] = (
     "trim",
     "unknown",
     "lookup",
+    "standinguse",
 )
 """Families with one key a tag: their key ends with the family's name."""

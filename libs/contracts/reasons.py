@@ -16,9 +16,11 @@ EventOutcome = Literal[
 """What became of an accepted event; each ends in exactly one (G1)."""
 
 OperationState = Literal[
-    "pending", "committed", "refused", "failed", "unknown", "conflict", "withdrawn", "expired", "in_progress"
-]
-"""What the door says of an operation. `pending` is stored only; it is never an answer."""
+    "pending", "committed", "refused", "failed", "unknown", "conflict", "withdrawn", "expired", "in_progress",
+    "precondition_failed", "needs_consent",
+]  # fmt: skip
+"""What the door says of an operation. `pending` is stored only; it is never an answer. `needs_consent` answers a step
+that was offered to the door and that no standing approval covers: it never ran under this key, and never will."""
 
 ActionState = Literal["pending", "accepted", "declined", "expired", "superseded", "cancelled"]
 

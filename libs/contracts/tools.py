@@ -7,6 +7,7 @@ from libs.contracts.envelope import Destination, Message
 from libs.contracts.ids import Slug, derive_id
 from libs.contracts.origin import Seal
 from libs.contracts.reasons import OperationState
+from libs.contracts.session import Step
 
 
 class RunStep(Message):
@@ -27,6 +28,11 @@ class RunStep(Message):
     seals: tuple[Seal, ...]
     not_after: int
     """Milliseconds (Unix): an absent key is not claimed after this."""
+    offer: bool = False
+    """Its owner would be asked: run it only where a standing approval covers it, else answer `needs_consent` with
+    what the question needs."""
+    then: tuple[Step, ...] = ()
+    """Of an offer: the steps that the question would be about beside this one."""
 
 
 class LookUpOperation(Message):
@@ -76,6 +82,8 @@ class StepFinished(Message):
     """The HTTP status that says the same as the code; 0 without one."""
     spent: bool = False
     """It failed, and its key is not released: to try anew takes another key."""
+    standing: str = ""
+    """The standing approval that it ran under."""
 
 
 def operation_key(root: str, tool: str, args: dict[str, JSON], occurrence: int) -> str:

@@ -10,7 +10,7 @@ import jsonschema_rs
 
 from libs.contracts.application import Application, Tool
 from libs.contracts.canonical import JSON, digest, digest_bytes
-from libs.contracts.consent import DecideByText, IssueAction, Verdict
+from libs.contracts.consent import DecideByText, IssueAction, Verdict, World
 from libs.contracts.ids import derive_id
 from libs.contracts.origin import Origin, Seal, SealKeys, seal_is_valid
 from libs.contracts.principals import may_cause
@@ -18,6 +18,8 @@ from libs.contracts.session import Step
 from libs.contracts.templates import TemplateError, fill
 from services.consent import render
 
+WORLD_AGE_MS = 300_000
+"""What a step relies on was read for this question, not for an earlier one."""
 MAX_QUESTION = 32_768
 """Characters. What nobody can read is not asked; 300 recipients and a long message fit many times."""
 _BY_TEXT = re.compile(r"(yes|no) (A[1-9][0-9]{0,8})")
@@ -48,6 +50,7 @@ class Record:
     depth: int = 0
     trace: str = ""
     correlation: str = ""
+    worlds: tuple[World | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class Asking:
     expires_at: int
     pins: tuple[str, ...] = ()
     """Per step the digest of the destination's schema that is approved with it, "" for none (`Connector.pin`)."""
+    worlds: tuple[World | None, ...] = ()
+    """For each step: what was read of the world for it, where its tool has a precondition."""
 
     @property
     def question_digest(self) -> str:
@@ -107,6 +112,8 @@ def ask(rules: Rules, message: IssueAction, session: str, owner: str, now: int) 
     fault = seals_fault(rules.keys, message.seals, session) or _steps_fault(rules, message.steps)
     if fault := fault or _approver_fault(rules, message.steps, owner):
         return Refusal(fault)
+    if fault := worlds_fault(rules, message, session, now):
+        return Refusal(fault)
     try:
         shown = tuple(_as_owner(rules.application, step, owner) for step in message.steps)
     except TemplateError:
@@ -116,7 +123,17 @@ def ask(rules: Rules, message: IssueAction, session: str, owner: str, now: int) 
     if len(text) > MAX_QUESTION:
         return Refusal("the question would be too long to read")
     pins = tuple(rules.application.tools[step.tool].connector.pin for step in message.steps)
-    return Asking(message.action, message.turn, message.steps, text, origin.source, owner, now + rules.ttl_ms, pins)
+    return Asking(
+        message.action,
+        message.turn,
+        message.steps,
+        text,
+        origin.source,
+        owner,
+        now + rules.ttl_ms,
+        pins,
+        message.worlds,
+    )
 
 
 def seals_fault(keys: SealKeys, seals: Sequence[Seal], session: str) -> str | None:
@@ -129,6 +146,19 @@ def seals_fault(keys: SealKeys, seals: Sequence[Seal], session: str) -> str | No
         return "a seal is of another session"
     if not all(seal.origin.same_as(seals[0].origin) for seal in seals):
         return "the seals are of different origins"
+    return None
+
+
+def worlds_fault(rules: Rules, message: IssueAction, session: str, now: int) -> str | None:
+    """Why what the steps rely on is not known as the door read it, or None. `now` in milliseconds."""
+    for number, step in enumerate(message.steps):
+        if rules.application.tools[step.tool].precondition is None:
+            continue
+        world = message.worlds[number] if number < len(message.worlds) else None
+        if world is None or not world.is_of(rules.keys, session, step):
+            return f"step {number + 1}: what {step.tool} relies on was not read"
+        if now - world.read_at > WORLD_AGE_MS:
+            return f"step {number + 1}: what {step.tool} relies on was read too long ago"
     return None
 
 
@@ -189,7 +219,14 @@ def fingerprint(message: IssueAction) -> str:
     }
     if message.supersedes:  # left out where empty: older records know nothing of it
         content["supersedes"] = list(message.supersedes)
+    if message.worlds:
+        content["worlds"] = worlds_json(message.worlds)
     return digest(content)
+
+
+def worlds_json(worlds: Sequence[World | None]) -> list[JSON]:
+    """What was read for each step, as it is stored beside the steps."""
+    return [world.model_dump() if world is not None else None for world in worlds]
 
 
 def read_decision(text: str) -> tuple[Verdict, str] | None:
@@ -244,6 +281,11 @@ def receipt(record: Record, verdict: Verdict, at: int) -> dict[str, JSON]:
     }
 
 
+def relies_on(worlds: Sequence[World | None]) -> list[JSON]:
+    """For each step the digest of what it relies on and when that was read, None where it relies on nothing."""
+    return [{"digest": world.digest, "read_at": world.read_at} if world is not None else None for world in worlds]
+
+
 def view(record: Record, now: int) -> dict[str, JSON]:
     """An action as it is shown over HTTP. `now` in milliseconds: what is past its time is shown as expired."""
     overdue = record.state == "pending" and now > record.expires_at
@@ -260,6 +302,8 @@ def view(record: Record, now: int) -> dict[str, JSON]:
         "asked_at": record.asked_at,
         "expires_at": record.expires_at,
     }
+    if any(record.worlds):
+        shown["relies_on"] = relies_on(record.worlds)
     if record.decided_at:
         shown |= {"decided_at": record.decided_at, "decided_by": record.decided_by}
     if record.closed_as and record.reason:

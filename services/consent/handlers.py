@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
+from libs.contracts.canonical import JSON
 from libs.contracts.consent import (
     ActionAsked,
     ActionClosed,
@@ -211,7 +212,7 @@ def _asked(asking: Asking | None, ctx: Context) -> list[Outgoing]:
         approver=asking.approver,
         expires_at=asking.expires_at,
     )
-    card = {
+    card: dict[str, JSON] = {
         "action": asking.action,
         "question": asking.question,
         "question_digest": asking.question_digest,
@@ -219,5 +220,7 @@ def _asked(asking: Asking | None, ctx: Context) -> list[Outgoing]:
         "expires_at": asking.expires_at,
         "source": asking.source,
     }
+    if any(asking.worlds):
+        card["relies_on"] = domain.relies_on(asking.worlds)
     notice = Notice(topic="question", text=asking.question, data=card)
     return [ctx.emit(asked, asking.action), ctx.emit(notice, "question", asking.action)]

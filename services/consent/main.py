@@ -17,6 +17,7 @@ from services.consent.handlers import ConsentHandlers
 from services.consent.metrics import ConsentMetrics
 from services.consent.ports import Emit
 from services.consent.settings import ConsentSettings
+from services.consent.standing import RedisStanding, StandingEdge
 from services.consent.store import RedisActions
 from services.consent.sweeper import Sweeper
 
@@ -72,7 +73,9 @@ async def build(rt: Runtime[ConsentSettings]) -> None:
     secret = settings.user_token_secret.get_secret_value() if settings.user_token_secret else None
     users = UserTokens(secret, settings.user_token_jwks_url, rt.clock)
     operators = Operators.parse(settings.operator_tokens.get_secret_value())
-    rt.serve(Edge(actions, decisions, rules, users, operators, emit, nonce).app())
+    app = Edge(actions, decisions, rules, users, operators, emit, nonce).app()
+    StandingEdge(RedisStanding(rt.store, rt.keys, rt.clock), application, users).add_to(app)
+    rt.serve(app)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ An action is the hash `action:<session>:<id>` in the session's partition:
 | `state` | `pending accepted declined expired superseded cancelled`, or `not_asked` |
 | `issued` `fingerprint` `token` | what the issuing became, of which content, by which attempt |
 | `steps` `count` | the literal steps as a JSON list of `{"tool", "args"}`, and how many |
+| `worlds` | for each step: what the door read of the world for the question, where its tool has a precondition |
 | `question` `question_digest` | the text that was shown, and its SHA-256 (hex) |
 | `approver` `source` `turn` | who may decide, the asking source, the asking turn |
 | `asked_at` `expires_at` | milliseconds (Unix), store time; decidable up to and including `expires_at` |
@@ -31,6 +32,7 @@ from typing import Any, Literal
 import orjson
 
 from libs.contracts.codec import to_json
+from libs.contracts.consent import World
 from libs.contracts.errors import ContractError
 from libs.contracts.keys import DAY_MS, SESSION_TTL_MS, Keys
 from libs.contracts.session import Step
@@ -39,7 +41,7 @@ from libs.runtime.clock import Clock
 from libs.runtime.outbox import Outbox
 from libs.runtime.publisher import Outgoing
 from libs.runtime.scripts import load_script
-from services.consent.domain import Record
+from services.consent.domain import Record, worlds_json
 from services.consent.ports import Answer, ClosedAs, Glance, Issue, Place, Redemption
 
 KEEP_MS = 30 * DAY_MS
@@ -276,6 +278,7 @@ def _fields(issue: Issue) -> dict[str, str | int | bytes]:
         "trace": issue.trace,
         "correlation": issue.correlation,
         **({"pins": orjson.dumps(asked.pins)} if any(asked.pins) else {}),
+        "worlds": orjson.dumps(worlds_json(asked.worlds)),
     }
 
 
@@ -287,12 +290,14 @@ def _record(session: str, action: str, raw: Any) -> Record | None:
         return None
     try:
         steps = tuple(Step.model_validate(step) for step in orjson.loads(row["steps"]))
+        read = orjson.loads(row.get("worlds") or "[]")
+        worlds = tuple(World.model_validate(one) if one else None for one in read)
     except ValueError as error:
         raise ContractError(f"the stored action {action} cannot be read") from error
     values: dict[str, Any] = {name: row.get(name, "") for name in _TEXTS}
     values |= {name: int(row.get(name, 0)) for name in _NUMBERS}
     spent = tuple(index for index in range(len(steps)) if f"s{index}" in row)
-    return Record(session=session, action=action, steps=steps, spent=spent, **values)
+    return Record(session=session, action=action, steps=steps, spent=spent, worlds=worlds, **values)
 
 
 _TEXTS = ("state", "question", "question_digest", "approver", "source", "turn", "decided_by", "closed_as", "reason",

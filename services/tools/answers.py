@@ -7,7 +7,7 @@ from typing import Literal, cast
 import structlog
 
 from libs.contracts.canonical import JSON
-from libs.contracts.door import check_of
+from libs.contracts.door import check_of, code_of
 from libs.contracts.envelope import Message
 from libs.contracts.ids import is_text_id
 from libs.contracts.ingress import RegisterSubject, SetTimer, StopTimer
@@ -26,6 +26,7 @@ log = structlog.get_logger(__name__)
 
 LAB_MARK = "lab"
 OBSERVE_MARK = "observe"
+_NEVER_RAN = ("needs_consent", "precondition_failed", "withdrawn", "expired")
 
 
 class Answers:
@@ -43,8 +44,9 @@ class Answers:
         that a committed operation registers. `spent`: it failed, and its key is not released."""
         reason = _marked(work.context, reason)
         finished = StepFinished(
-            operation=work.operation, key=work.key, state=state, result=result, reason=reason, spent=spent
-        )
+            operation=work.operation, key=work.key, state=state, result=result, reason=reason, spent=spent,
+            standing=work.context.standing,
+        )  # fmt: skip
         parts = (work.key, work.attempt, state)
         messages = [
             self._compose(finished, work.session, parts, work.context, now),
@@ -75,10 +77,11 @@ class Answers:
     def known(self, operation: str, key: str, session: str, known: Known, told: Told, now: int) -> Outgoing:
         """A stored answer. To the very call that it answered it is the same message again, else marked a replay."""
         same = known.call == told.call
-        code = "withdrawn" if known.state == "withdrawn" else ""
+        code = code_of(known.state, "") if known.state in _NEVER_RAN else ""
         finished = StepFinished(
             operation=operation, key=key, state=known.state, result=known.result, reason=known.reason,
             replay=not same, spent=known.spent, code=code, status=check_of(code).status if code else 0,
+            standing="" if known.state in _NEVER_RAN else told.standing,
         )  # fmt: skip
         parts = (key, known.attempt, known.state) if same else ("replay", told.call, known.state)
         return self._compose(finished, session, parts, told, now)
@@ -108,6 +111,22 @@ class Answers:
             operation=operation, key=key, state=state, reason=_marked(told, reason), code=code, status=status
         )  # fmt: skip
         return self._compose(finished, session, ("door", told.call, state), told, now)
+
+    def held_back(
+        self, operation: str, key: str, tool: str, session: str, state: OperationState, result: JSON, reason: str,
+        told: Told, now: int,
+    ) -> list[Outgoing]:  # fmt: skip
+        """What the door says when nothing is sent for good; applications hear of it where nobody is asked instead."""
+        code = code_of(state, reason)
+        finished = StepFinished(
+            operation=operation, key=key, state=state, result=result, reason=reason,
+            code=code, status=check_of(code).status,
+        )  # fmt: skip
+        parts = ("held-back", key, told.call, state)
+        messages = [self._compose(finished, session, parts, told, now)]
+        if state != "needs_consent":
+            messages.append(self._compose(_notice(operation, tool, state, reason), session, parts, told, now))
+        return messages
 
     def _subject(self, work: Work, result: JSON) -> str | None:
         tool = self._catalogue.tool(work.tool)

@@ -8,6 +8,7 @@ import jsonschema_rs
 
 from libs.contracts.application import Application, Gate, Lookup, Tool
 from libs.contracts.canonical import JSON, digest
+from libs.contracts.consent import World
 from libs.contracts.door import DoorCode
 from libs.contracts.ids import derive_id
 from libs.contracts.origin import Origin, OriginKind, Seal, SealKeys, seal_is_valid
@@ -79,6 +80,8 @@ class Action:
     """Id of the decision input: the one whose seal a call for this action must carry."""
     pins: tuple[str, ...] = ()
     """Per step the digest of the destination's schema that it was approved under, "" for none (`Connector.pin`)."""
+    worlds: tuple[World | None, ...] = ()
+    """For each step: what was read of the world for the question, where its tool has a precondition."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,8 @@ class Admitted:
     """Only a lab switch let it pass."""
     observed: bool = False
     """Only observe mode let it pass: its owner would have been asked."""
+    offered: bool = False
+    """Only a standing approval lets it pass: its owner is asked otherwise."""
 
 
 @dataclass(frozen=True)
@@ -228,15 +233,21 @@ def admit(
     if faults := catalogue.faults(step.tool, step.args):
         return Rejection("; ".join(faults), "bad_arguments")
     denied = _principal_may(call, catalogue, step.tool, who.origin)
-    if denied is not None and not everybody_is_user and not catalogue.application.session.observe:
+    judged = not everybody_is_user and not catalogue.application.session.observe
+    # Of the user alone only the session knows: where it offers the step instead, somebody else's words were in view.
+    offered = call.offer and judged and (denied is not None or tool.gate == "unless-user-alone")
+    if denied is not None and judged and not offered:
         return denied
     args = _with_identity(tool, step.args, who.origin, owner)
     if isinstance(args, Rejection):
         return args
     fingerprint = digest([step.tool, step.args])
     not_after = min(call.not_after, who.until)
-    lab, observed = denied is not None and everybody_is_user, denied is not None and not everybody_is_user
-    return Admitted(step.tool, args, fingerprint, who, not_after, action, call.step, lab=lab, observed=observed)
+    lab = denied is not None and everybody_is_user
+    observed = denied is not None and not everybody_is_user and not offered
+    return Admitted(
+        step.tool, args, fingerprint, who, not_after, action, call.step, lab=lab, observed=observed, offered=offered
+    )
 
 
 def _wished(call: RunStep) -> Step | Rejection:

@@ -52,6 +52,8 @@ class Edge:
                     "effect": tool.effect,
                     "consent": tool.gate,
                     "caused_by": list(tool.caused_by) if tool.caused_by is not None else None,
+                    "standing": tool.standing,
+                    "precondition": tool.precondition.tool if tool.precondition else None,
                     "keyed_seconds": tool.keyed.for_ if tool.keyed else None,
                     "args": tool.args,
                     "units": tool.units,
@@ -112,6 +114,7 @@ def _shown(session: str, key: str, fields: dict[str, str]) -> dict[str, Any]:
         shown[name] = fields.get(name, "")
     for name in ("claimed_at", "finished_at", "not_after", "lease_until", "attempt", "looked_up"):
         shown[name] = int(fields[name]) if fields.get(name) else None
+    shown["standing"] = told_of(fields).standing
     for name in ("args", "result"):
         shown[name] = orjson.loads(fields[name]) if fields.get(name) else None
     return shown

@@ -1,6 +1,7 @@
 """One coroutine per message that the door accepts: authority → tool → arguments → permission → identity → one script
 (known key, bindings, grant, claim) → run → record → answer."""
 
+from dataclasses import replace
 from typing import Literal, assert_never
 
 import structlog
@@ -10,10 +11,12 @@ from libs.contracts.door import check_of
 from libs.contracts.errors import PermanentError
 from libs.contracts.ids import is_slug
 from libs.contracts.origin import SealKeys
+from libs.contracts.reasons import OperationState
 from libs.contracts.tools import LookUpOperation, RunStep, WithdrawOperation
 from libs.runtime.consumer import Context
 from libs.runtime.settle import Outcome
 from services.tools.answers import Answers
+from services.tools.conditions import ENDED, Cleared, Conditions, HeldBack
 from services.tools.domain import (
     SEAL_AGE_MS,
     Admitted,
@@ -49,6 +52,7 @@ class ToolHandlers:
         reconciler: Reconciler,
         metrics: ToolMetrics,
         keys: SealKeys,
+        conditions: Conditions,
         *,
         everybody_is_user: bool = False,
         late: LateCalls | None = None,
@@ -60,6 +64,7 @@ class ToolHandlers:
         self._reconciler = reconciler
         self._metrics = metrics
         self._keys = keys
+        self._conditions = conditions
         self._everybody_is_user = everybody_is_user
         self._late = late
 
@@ -74,25 +79,72 @@ class ToolHandlers:
         if isinstance(step, Rejection):
             return await self._turn_away(call, ctx, Turned("refused", step.reason, step.code))
         told = _told(ctx, lab=step.lab, observed=step.observed)
+        cleared = await self._conditions.clear(call, step, session, told)
+        if isinstance(cleared, HeldBack):
+            if await self._hold_back(call, step, ctx, cleared):
+                return Outcome.REFUSED
+            cleared = Cleared(replace(step, not_after=0), told)  # its key is known: what is known is told
+        return await self._claimed(call, step, cleared, ctx)
+
+    async def _claimed(self, call: RunStep, step: Admitted, cleared: Cleared, ctx: Context) -> Outcome:
+        """Claim the key and run the step, or tell what is known of it; then what became of its use."""
+        session = ctx.envelope.session
+        found = await self._claim(call, cleared, ctx)
+        if cleared.use and isinstance(found, Turned) and found.state == "expired" and ctx.now <= step.not_after:
+            # The approval is over, the call is not: its owner is asked.
+            held_back = await self._conditions.ask_instead(call, step, session, ENDED)
+            if await self._hold_back(call, step, ctx, held_back):
+                await self._conditions.void(cleared.use, call, session)
+                return Outcome.REFUSED
+            found = await self._claim(call, cleared, ctx)
+        state = await self._run(found, ctx) if isinstance(found, Work) else None
+        outcome = await self._tell(call, step, found, ctx, cleared.told)
+        if isinstance(found, Known | Turned):
+            state = found.state
+        await self._conditions.settle(cleared, call, session, found, state)
+        return outcome
+
+    async def _run(self, work: Work, ctx: Context) -> OperationState:
+        if self._may_be_forgotten(work, ctx):
+            return await self._executor.leave_unknown(work, FORGOTTEN)
+        return await self._executor.run(work)
+
+    async def _claim(self, call: RunStep, cleared: Cleared, ctx: Context) -> Work | Held | Known | Turned:
+        session, step, told = ctx.envelope.session, cleared.step, cleared.told
         lease = self._executor.lease_ms(step.tool)
         found = await self._ledger.claim(call, step, session, told, lease_ms=lease, now=ctx.now)
         if isinstance(found, Held) and self._is_gone(found):
             await self._executor.take_over(session, call.key, tool=step.tool, gone=found.owner)
             found = await self._ledger.claim(call, step, session, told, lease_ms=lease, now=ctx.now)
+        return found
+
+    async def _tell(
+        self, call: RunStep, step: Admitted, found: Work | Held | Known | Turned, ctx: Context, told: Told
+    ) -> Outcome:
         match found:
             case Work():
-                if self._may_be_forgotten(found, ctx):
-                    await self._executor.leave_unknown(found, FORGOTTEN)
-                else:
-                    await self._executor.run(found)
                 return Outcome.HANDLED
             case Held():
                 return await self._held(call, step.tool, ctx, found)
             case Known():
-                return await self._tell_known(call, ctx, found)
+                return await self._tell_known(call, ctx, found, told)
             case Turned():
                 return await self._turn_away(call, ctx, found)
         assert_never(found)
+
+    async def _hold_back(self, call: RunStep, step: Admitted, ctx: Context, held: HeldBack) -> bool:
+        """Close the key and say why nothing is sent. False where the key is known already, and nothing changed."""
+        session, told = ctx.envelope.session, _told(ctx)
+        messages = self._answers.held_back(
+            call.operation, call.key, step.tool, session, held.state, held.result, held.reason, told, ctx.now
+        )
+        closed = await self._ledger.close(
+            call, step, session, told, held.state, held.result, held.reason, messages, ctx.now
+        )
+        if closed:
+            self._metrics.count(step.tool, held.state)
+            log.info("step.held_back", operation=call.operation, state=held.state, reason=held.reason)
+        return closed
 
     async def on_withdraw_operation(self, wish: WithdrawOperation, ctx: Context) -> Outcome:
         """Make sure that an operation that is not claimed never runs; tell what is known of one that is."""
@@ -162,8 +214,8 @@ class ToolHandlers:
         _log_turned_away(call, turned.code, turned.reason)
         return Outcome.REFUSED
 
-    async def _tell_known(self, call: RunStep, ctx: Context, known: Known) -> Outcome:
-        session, told = ctx.envelope.session, _told(ctx)
+    async def _tell_known(self, call: RunStep, ctx: Context, known: Known, told: Told) -> Outcome:
+        session = ctx.envelope.session
         answer = self._answers.known(call.operation, call.key, session, known, told, ctx.now)
         await self._ledger.answer(session, [answer], ctx.now)
         self._metrics.count(known.tool or call.tool, "withdrawn" if known.state == "withdrawn" else "replayed")

@@ -16,6 +16,7 @@ from libs.runtime.lifecycle import Runtime, run
 from libs.runtime.settings import LATE_CALL, LOSE_ANSWER, SettingsError
 from services.tools.answers import Answers
 from services.tools.circuit import Change
+from services.tools.conditions import Conditions
 from services.tools.connectors.guard import Teller, guarded
 from services.tools.connectors.http import HttpConnector, header_values, http_client
 from services.tools.connectors.mcp import McpServers, McpTool
@@ -31,6 +32,7 @@ from services.tools.lookups import Reconciler
 from services.tools.metrics import ToolMetrics
 from services.tools.ports import Call, Connector
 from services.tools.settings import ToolsSettings
+from services.tools.standing import RedisGrants, UseSweeper
 from services.tools.store import RedisLedger
 from services.tools.sweeper import Sweeper
 
@@ -150,10 +152,15 @@ def _serve(rt: Runtime[ToolsSettings], catalogue: Catalogue, connectors: Mapping
     reconciler = Reconciler(
         catalogue, ledger, connectors, answers, metrics, clock=rt.clock, namespace=settings.namespace
     )
+    grants = RedisGrants(rt.store, rt.keys)
+    conditions = Conditions(
+        catalogue, ledger, grants, connectors, settings.keys_of_seals, metrics, clock=rt.clock,
+        namespace=settings.namespace,
+    )  # fmt: skip
     by_role = "authority_by_role" in settings.labs
     late = settings.lab_values(LATE_CALL)
     handlers = ToolHandlers(
-        catalogue, ledger, executor, answers, reconciler, metrics, settings.keys_of_seals,
+        catalogue, ledger, executor, answers, reconciler, metrics, settings.keys_of_seals, conditions,
         everybody_is_user=by_role, late=LateCalls(late) if late else None,
     )  # fmt: skip
     if by_role:
@@ -172,6 +179,7 @@ def _serve(rt: Runtime[ToolsSettings], catalogue: Catalogue, connectors: Mapping
     )
     rt.every(settings.tools_sweep_seconds, sweeper.take_over_ended, "leases")
     rt.every(settings.tools_sweep_seconds, sweeper.reconcile, "lookups")
+    rt.every(settings.tools_sweep_seconds, UseSweeper(grants, ledger, metrics, rt.clock).sweep, "standing")
     rt.every(ASK_ABOUT_ALL_SECONDS, sweeper.ask_about_all, "unasked")
     rt.every(TRIM_SECONDS, sweeper.trim, "trim")
     rt.every(COUNT_SECONDS, sweeper.count_unknown, "unknown")

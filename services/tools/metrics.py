@@ -15,7 +15,9 @@ OUTCOMES = (
     "expired",
     "in_progress",
     "precondition_failed",
+    "needs_consent",
 )
+USES = ("spent", "freed")
 LOOKUPS = ("stands", "gone", "none", "silent")
 RETRIES = ("retried", "budget_spent")
 OTHER = "other"
@@ -37,6 +39,10 @@ class ToolMetrics:
             "turnkeeper_tools_lookups", "What destinations said of operations, by tool", ["tool", "found"],
             registry=registry,
         )  # fmt: skip
+        self._uses = Counter(
+            "turnkeeper_tools_standing_uses", "Uses of standing approvals by what became of them, by tool",
+            ["tool", "outcome"], registry=registry,
+        )  # fmt: skip
         self._circuits = Gauge(
             "turnkeeper_tools_circuit_open", "1 while a tool has a pause after failures in a row", ["tool"],
             registry=registry,
@@ -54,6 +60,8 @@ class ToolMetrics:
             for outcome in RETRIES:
                 self._retries.labels(tool, outcome)
         for tool in (*self._tools, OTHER):
+            for use in USES:
+                self._uses.labels(tool, use)
             for outcome in OUTCOMES:
                 self._operations.labels(tool, outcome)
             for found in LOOKUPS:
@@ -62,6 +70,11 @@ class ToolMetrics:
     def count(self, tool: str, outcome: str) -> None:
         """Count one answer."""
         self._operations.labels(tool if tool in self._tools else OTHER, outcome).inc()
+
+    def used(self, tool: str, became: str) -> None:
+        """Count one use of a standing approval that was spent or is free again."""
+        if became in USES:
+            self._uses.labels(tool if tool in self._tools else OTHER, became).inc()
 
     def looked_up(self, tool: str, found: str) -> None:
         """Count one look-up of an operation of this tool."""

@@ -51,6 +51,8 @@ class Told:
     trace: str = ""
     lab: bool = False
     observed: bool = False
+    standing: str = ""
+    """The standing approval that it runs under."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,13 @@ class Ledger(Protocol):
         self, session: str, key: str, operation: str, not_after: int, call: str, messages: Sequence[Outgoing], now: int
     ) -> Known | None:
         """Leave a tombstone under an absent key. None when withdrawn, else what is known of it."""
+        ...
+
+    async def close(
+        self, call: RunStep, step: Admitted, session: str, told: Told, state: OperationState, result: JSON, reason: str,
+        messages: Sequence[Outgoing], now: int,
+    ) -> bool:  # fmt: skip
+        """Leave a tombstone under an absent key: it is never run. False where the key is known, and nothing changed."""
         ...
 
     async def answer(self, session: str, messages: Sequence[Outgoing], now: int) -> None:

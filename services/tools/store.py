@@ -9,6 +9,7 @@ from typing import Any, cast
 import orjson
 
 from libs.contracts.canonical import JSON
+from libs.contracts.consent import World
 from libs.contracts.door import code_of
 from libs.contracts.keys import DAY_MS, SESSION_TTL_MS, Keys
 from libs.contracts.reasons import OperationState
@@ -44,6 +45,7 @@ _SETTLE_LOOKUP = load_script("services.tools", "settle_lookup")
 _RESOLVE = load_script("services.tools", "resolve_operation")
 _TRIM = load_script("services.tools", "trim_operation")
 _ANSWER = load_script("services.tools", "queue_answer")
+_CLOSE = load_script("services.tools", "close_operation")
 
 
 class RedisLedger:
@@ -72,11 +74,13 @@ class RedisLedger:
     async def action(self, session: str, action: str) -> Action | None:
         """The action's record, or None. Its steps, approver and decision never change once it is accepted."""
         key = self._keys.of_session("action", session, action)
-        steps, approver, decision, pins = await self._store.command("HMGET", key, "steps", "approver", "input", "pins")
+        row = await self._store.command("HMGET", key, "steps", "approver", "input", "pins", "worlds")
+        steps, approver, decision, pins, worlds = row
         if steps is None:
             return None
         parsed = tuple(Step.model_validate(step) for step in orjson.loads(steps))
-        return Action(action, parsed, _text(approver), _text(decision), tuple(orjson.loads(pins or "[]")))
+        read = tuple(World.model_validate(one) if one else None for one in orjson.loads(worlds or b"[]"))
+        return Action(action, parsed, _text(approver), _text(decision), tuple(orjson.loads(pins or b"[]")), read)
 
     async def owner(self, session: str) -> str:
         """The session's owner, "" for none. Written once, so kept in memory."""
@@ -206,6 +210,27 @@ class RedisLedger:
             return _known(reply)
         self._outbox.post(session, messages)
         return None
+
+    async def close(
+        self, call: RunStep, step: Admitted, session: str, told: Told, state: OperationState, result: JSON, reason: str,
+        messages: Sequence[Outgoing], now: int,
+    ) -> bool:  # fmt: skip
+        """Close an absent key with its answer: it is never run. False where the key is known, and nothing changed."""
+        keys = [
+            self._operation(session, call.key),
+            self._keys.of_session("operations", session),
+            *self._outbox.keys(session),
+        ]
+        args: list[Arg] = [
+            now, state, call.operation, step.fingerprint, step.tool, told.call, orjson.dumps(result),
+            reason[:_REASON_MAX], step.not_after, RETENTION_MS, call.key, INDEX_MAX, SESSION_TTL_MS,
+            *self._outbox.args(messages),
+        ]  # fmt: skip
+        reply = await self._store.run(_CLOSE, keys, args)
+        if reply.tag == "known":
+            return False
+        self._outbox.post(session, messages)
+        return True
 
     async def answer(self, session: str, messages: Sequence[Outgoing], now: int) -> None:
         """Queue and send messages that change no operation."""
@@ -351,7 +376,7 @@ def _known(reply: Reply) -> Known:
 
 
 def _pack(told: Told) -> bytes:
-    return orjson.dumps([told.call, told.correlation, told.depth, told.trace, told.lab, told.observed])
+    return orjson.dumps([told.call, told.correlation, told.depth, told.trace, told.lab, told.observed, told.standing])
 
 
 def _unpack(raw: bytes) -> Told:

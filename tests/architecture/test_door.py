@@ -37,5 +37,5 @@ def test_each_rejection_names_a_check_of_its_stage() -> None:
 def test_the_stages_stand_in_the_doors_order() -> None:
     order = list(dict.fromkeys(check.stage for check in CHECKS))
     assert order == [
-        "seals", "action", "tool", "arguments", "permission", "identity", "key", "binding", "grant",
+        "seals", "action", "tool", "arguments", "permission", "identity", "conditions", "key", "binding", "grant",
     ]  # fmt: skip

@@ -5,6 +5,7 @@ import base64
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,12 +21,13 @@ from redis.asyncio import Redis
 
 from libs.contracts.codec import BUNDLE_TYPE, decode, join, split
 from libs.contracts.keys import Keys
+from libs.contracts.standing import GrantRequest
 from libs.contracts.tools import RunStep, StepFinished, WithdrawOperation
 from libs.contracts.topology import Topology
 from libs.runtime.clock import SystemClock
 from libs.runtime.composer import Composer
 from libs.runtime.topology import declare
-from tests.support.door import SEAL_KEYS, step
+from tests.support.door import RESTAURANT, SEAL_KEYS, seal, step
 from tests.support.eventually import eventually
 from tests.support.sandbox import DINNER, SandboxProcess, running_sandbox
 from turnkeeper.ports import free_port
@@ -288,3 +290,53 @@ def test_a_sandbox_tool_needs_to_know_where_the_sandbox_is(tmp_path: Path) -> No
 async def _stored(redis_url: str, key: str, state: str) -> bool:
     async with Redis.from_url(redis_url) as redis:
         return bool(await redis.hget(key, "state") == state.encode())
+
+
+async def test_a_door_killed_between_a_reserved_use_and_its_claim_acts_once_for_one_use(
+    door: DoorProcess, sandbox: SandboxProcess, redis_url: str, namespace: str, tmp_path: Path
+) -> None:
+    """The claim is made to fail by a key of another type, so the process is killed after the one script and before the
+    other; the broker delivers the call again to the next process."""
+    await asyncio.to_thread(door.end, signal.SIGTERM)
+    door.environment["TURNKEEPER_CONFIG"] = str(_granting(tmp_path))
+    keys, sealed = Keys(namespace, PARTITIONS), seal(origin=RESTAURANT, at=now())
+    call = step("reserve_table", TABLE, now=now(), seals=[sealed], offer=True)
+    approval, operation = keys.of_user("standing", "ana", "S1"), keys.of_session("operation", "s1", call.key)
+    async with Redis.from_url(redis_url, decode_responses=True) as redis:
+        await redis.set(keys.of_session("owner", "s1"), "ana")
+        wish = {"tool": "reserve_table", "limits": {name: {} for name in TABLE}, "uses": 1, "ends_at": now() + 600_000}
+        stored = {"request": GrantRequest.model_validate(wish).content(), "made_at": now(), "ends_at": wish["ends_at"]}
+        await redis.hset(approval, mapping={**stored, "taken": 0})
+        await redis.zadd(keys.of_user("standings", "ana"), {"S1": now() + 700_000})
+        await redis.set(operation, "in the way")
+        await door.start()
+        await door.send(call)
+        await eventually(lambda: _taken(redis, approval, "1"))
+        await asyncio.to_thread(door.end, signal.SIGKILL)
+        assert sandbox.entries() == []
+        await redis.delete(operation)
+        await door.start()
+        answer = await door.answered("O1", "committed")
+        assert answer.standing == "S1"
+        await eventually(lambda: _spent(redis, approval, call.key))
+        assert await redis.hget(approval, "taken") == "1"
+        await door.send(step("reserve_table", TABLE, now=now(), seals=[sealed], offer=True, key="k2", operation="O2"))
+        assert (await door.answered("O2")).state == "needs_consent"
+    assert [entry["operation"] for entry in sandbox.entries()] == ["O1"]
+
+
+def _granting(folder: Path) -> Path:
+    """The dinner application, whose tables can be granted in advance."""
+    copied = shutil.copytree(DINNER.parent, folder / "application") / DINNER.name
+    raw = yaml.safe_load(copied.read_text())
+    raw["tools"]["reserve_table"]["standing"] = True
+    copied.write_text(yaml.safe_dump(raw))
+    return copied
+
+
+async def _taken(redis: Redis, approval: str, count: str) -> bool:
+    return bool(await redis.hget(approval, "taken") == count)
+
+
+async def _spent(redis: Redis, approval: str, key: str) -> bool:
+    return bool(await redis.hget(approval, f"c:s1:{key}") == "spent")

@@ -64,6 +64,18 @@ def application(**session: Any) -> Application:
             },
             "text": {"ask": 'text {{ to }} "{{ text }}"', "units": {"size": "MB"}, "connector": connector},
             "pay": {"connector": connector},
+            "rent": {
+                "standing": True,
+                "args": {
+                    "type": "object",
+                    "properties": {"party": {"type": "integer"}, "day": {"type": "string"}},
+                    "required": ["party", "day"],
+                    "additionalProperties": False,
+                },
+                "connector": connector,
+            },
+            "buy": {"ask": "buy {{ of }}", "precondition": {"tool": "price"}, "connector": connector},
+            "price": {"effect": "read", "connector": connector},
             "act_as": {"ask": "act as {{ who }}", "identity": {"who": "{{ owner }}"}, "connector": connector},
         },
     }

@@ -12,10 +12,13 @@ from prometheus_client import CollectorRegistry
 from libs.contracts.application import Application, parse_application
 from libs.contracts.canonical import digest
 from libs.contracts.codec import MESSAGES
+from libs.contracts.consent import World
 from libs.contracts.envelope import Envelope, Message
 from libs.contracts.ids import derive_id
 from libs.contracts.keys import Keys
 from libs.contracts.origin import Origin, Seal, SealKeys, make_seal
+from libs.contracts.session import Step
+from libs.contracts.standing import Grant, GrantRequest, grant_id
 from libs.contracts.tools import LookedUp, LookUpOperation, RunStep, StepFinished, WithdrawOperation, action_key
 from libs.contracts.topology import Topology
 from libs.runtime.batch import Store
@@ -25,7 +28,9 @@ from libs.runtime.consumer import Context
 from libs.runtime.outbox import Outbox
 from libs.runtime.publisher import Outgoing
 from libs.runtime.settle import Outcome as Settled
+from services.consent.standing import RedisStanding
 from services.tools.answers import Answers
+from services.tools.conditions import Conditions
 from services.tools.connectors.timer import TimerConnector
 from services.tools.domain import Catalogue, Committed, Outcome
 from services.tools.execution import Executor
@@ -33,6 +38,7 @@ from services.tools.handlers import ToolHandlers
 from services.tools.lookups import Reconciler
 from services.tools.metrics import ToolMetrics
 from services.tools.ports import Call, Connector
+from services.tools.standing import RedisGrants, UseSweeper
 from services.tools.store import RedisLedger
 from services.tools.sweeper import Sweeper
 
@@ -69,6 +75,24 @@ _TOOLS: dict[str, Any] = {  # their timeouts are one second, their leases four
     "whisper": {"consent": "unless-user-alone"},
     "pin": {"consent": "never", "caused_by": ["user"]},
     "ring": {},
+    "rent": {
+        "standing": True,
+        "args": {
+            "type": "object",
+            "properties": {"party": {"type": "integer"}, "day": {"type": "string"}, "note": {"type": "string"}},
+            "required": ["party", "day"],
+        },
+    },
+    "lend": {
+        "standing": True,
+        "caused_by": ["user"],
+        "args": {"type": "object", "properties": {"party": {"type": "integer"}, "day": {"type": "string"}}},
+    },
+    "buy": {
+        "precondition": {"tool": "price", "args": {"of": "{{ of }}"}, "digest": "{{ found.price }}"},
+        "args": {"type": "object", "properties": {"of": {"type": "string"}}, "required": ["of"]},
+    },
+    "price": {"effect": "read"},
     "sign": {"identity": {"by": "{{ origin.principal }}", "owner": "{{ owner }}"}},
 }
 
@@ -160,6 +184,8 @@ class Door:
     composer: Composer
     answers: Answers
     catalogue: Catalogue
+    grants: RedisGrants
+    uses: UseSweeper
     begun: set[asyncio.Task[Any]] = field(default_factory=set)
 
     async def send(
@@ -211,7 +237,37 @@ class Door:
         """An operation as it is stored."""
         return await self.ledger.read(session, key)
 
-    async def accept(self, action: str, steps: list[dict[str, Any]], *, lapses_at: int, session: str = "s1") -> Seal:
+    async def grant(
+        self, tool: str = "rent", limits: dict[str, Any] | None = None, *, user: str = "ana", uses: int = 1,
+        lasts: int = HOUR_MS, name: str = "k", **more: Any,
+    ) -> str:  # fmt: skip
+        """What a user grants in advance, as consent stores it; its id."""
+        usual = {"party": {"maximum": 4}, "day": {"enum": ["Fri", "Sat"]}}
+        wish = {"tool": tool, "limits": usual if limits is None else limits, "uses": uses, **more}
+        request = GrantRequest.model_validate({**wish, "ends_at": self.clock.now + lasts})
+        approvals = RedisStanding(self.store, self.keys, self.clock)
+        id = grant_id(user, name)
+        assert await approvals.grant(user, id, request, self.clock.now) == "granted"
+        return id
+
+    async def granted(self, id: str, user: str = "ana") -> Grant:
+        """A standing approval with its uses."""
+        found = await RedisStanding(self.store, self.keys, self.clock).one(user, id)
+        assert found is not None
+        return found
+
+    async def revoke(self, id: str, user: str = "ana") -> None:
+        """Take one back."""
+        assert await RedisStanding(self.store, self.keys, self.clock).revoke(user, id)
+
+    async def own(self, session: str = "s1", owner: str = "ana") -> None:
+        """Name a session's owner, as ingress does."""
+        await self.store.redis.set(self.keys.of_session("owner", session), owner)
+
+    async def accept(
+        self, action: str, steps: list[dict[str, Any]], *, lapses_at: int, session: str = "s1",
+        worlds: Sequence[World | None] = (),
+    ) -> Seal:  # fmt: skip
         """An accepted action's record, as consent leaves it; the seal of its decision."""
         decision = seal(session=session, name=f"decision-{action}", at=self.clock.now, kind="decision")
         await self.store.redis.hset(
@@ -219,6 +275,7 @@ class Door:
             mapping={
                 "state": "accepted", "steps": orjson.dumps(steps), "approver": "ana", "input": decision.input,
                 "lapses_at": lapses_at,
+                "worlds": orjson.dumps([world.model_dump() if world else None for world in worlds]),
             },
         )  # fmt: skip
         return decision
@@ -255,14 +312,16 @@ async def open_door(
         clock=clock, namespace=namespace, lease_grace_ms=3000, store_back=store.wait_back,
     )  # fmt: skip
     reconciler = Reconciler(catalogue, ledger, connectors, answers, metrics, clock=clock, namespace=namespace)
+    grants = RedisGrants(store, keys)
+    conditions = Conditions(catalogue, ledger, grants, connectors, SEAL_KEYS, metrics, clock=clock, namespace=namespace)
     handlers = ToolHandlers(
-        catalogue, ledger, executor, answers, reconciler, metrics, SEAL_KEYS, everybody_is_user=by_role
+        catalogue, ledger, executor, answers, reconciler, metrics, SEAL_KEYS, conditions, everybody_is_user=by_role
     )
     sweeper = Sweeper(ledger, executor, reconciler, metrics, clock)
     try:
         yield Door(
             store, keys, clock, ledger, handlers, executor, sweeper, destination, outbox, registry, composer, answers,
-            catalogue,
+            catalogue, grants, UseSweeper(grants, ledger, metrics, clock),
         )  # fmt: skip
     finally:
         serving.cancel()
@@ -300,6 +359,8 @@ def step(
     not_after: int | None = None,
     action: str = "",
     number: int = 0,
+    offer: bool = False,
+    then: Sequence[Step] = (),
 ) -> RunStep:
     """A call of one step. With an action its key is the step's, unless another is given."""
     return RunStep(
@@ -313,4 +374,6 @@ def step(
         step=number,
         seals=tuple([seal(at=now)] if seals is None else seals),
         not_after=now + 24 * HOUR_MS if not_after is None else not_after,
+        offer=offer,
+        then=tuple(then),
     )

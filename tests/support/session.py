@@ -43,6 +43,8 @@ BOOK = Step(tool="book", args={"party": 4})
 MAIL = Step(tool="mail", args={"text": "hi"})
 LOOK = Step(tool="look", args={})
 RENT = Step(tool="rent", args={})
+SEAT = Step(tool="seat", args={"party": 4})
+BUY = Step(tool="buy", args={"of": "wine"})
 WIRE = Step(tool="wire", args={"sum": "10.00"})
 
 
@@ -79,6 +81,8 @@ def application(planner: Any = RULES, in_flight: Sequence[Any] = (), **caps: int
                 "mail": {"connector": connector},
                 "look": {"effect": "read", "connector": connector},
                 "wire": {"consent": "always", "connector": connector},
+                "seat": {"standing": True, "connector": connector},
+                "buy": {"precondition": {"tool": "look"}, "connector": connector},
             },
             "planner": planner,
             "session": {"caps": caps, "in_flight": list(in_flight)},

@@ -26,7 +26,8 @@ from turnkeeper.client import Client, ClientError, over_amqp
 from turnkeeper.demo import scenario as scenarios
 from turnkeeper.target import DINNER, Target
 
-COMMANDS = """up|down|status|doctor|demo|publish|say|cancel|actions|accept|decline|sessions|session create|timers|
+COMMANDS = """up|down|status|doctor|demo|publish|say|cancel|actions|accept|decline|standing list|standing grant|
+standing revoke|sessions|session create|timers|
 timeline|explain|operations|resolve|replay|dead list|dead show|dead replay|dead drop|quarantine list|quarantine show|
 quarantine release|held list|held release|token|secrets init|tools import openapi|
 tools import mcp"""

@@ -2,9 +2,18 @@
 
 import pytest
 
-from libs.contracts.consent import DecideByText
+from libs.contracts.consent import DecideByText, World
 from libs.contracts.session import Step
-from services.consent.domain import Asking, Refusal, Rules, ask, fingerprint, read_decision, text_fault
+from services.consent.domain import (
+    WORLD_AGE_MS,
+    Asking,
+    Refusal,
+    Rules,
+    ask,
+    fingerprint,
+    read_decision,
+    text_fault,
+)
 from tests.support.consent import (
     ANA,
     BEN,
@@ -129,3 +138,40 @@ def test_a_text_must_be_the_sealed_word_of_a_user_of_this_session():
     assert text_fault(SEAL_KEYS, by_text(origin=RESTAURANT), "s1") == "not_a_user"
     assert text_fault(SEAL_KEYS, by_text(), "s2") == "seal"
     assert text_fault(SEAL_KEYS, by_text(keys=OTHER_KEYS), "s1") == "seal"
+
+
+BUY = Step(tool="buy", args={"of": "wine"})
+
+
+def world(step=BUY, *, session="s1", keys=SEAL_KEYS, read_at=1_000):
+    return World.attested(keys, session, step, "d" * 64, read_at)
+
+
+def test_what_a_step_relies_on_is_kept_beside_it():
+    asked = ask(RULES, issue("A1", TABLE, BUY, worlds=(None, world())), "s1", "ana", 1_000)
+    assert isinstance(asked, Asking)
+    assert asked.worlds == (None, world())
+
+
+@pytest.mark.parametrize(
+    "worlds",
+    [
+        (),
+        (None,),
+        (world(keys=OTHER_KEYS),),
+        (world(session="s2"),),
+        (world(Step(tool="buy", args={"of": "beer"})),),
+        (world().model_copy(update={"digest": "e" * 64}),),
+    ],
+)
+def test_nothing_is_asked_whose_world_the_door_did_not_read(worlds):
+    assert reason(issue("A1", BUY, worlds=worlds)) == "step 1: what buy relies on was not read"
+
+
+def test_nothing_is_asked_whose_world_was_read_for_another_question():
+    message = issue("A1", BUY, worlds=(world(read_at=1_000 - WORLD_AGE_MS - 1),))
+    assert reason(message) == "step 1: what buy relies on was read too long ago"
+
+
+def test_the_same_steps_with_another_world_are_another_question():
+    assert fingerprint(issue("A1", BUY, worlds=(world(),))) != fingerprint(issue("A1", BUY, worlds=(world(read_at=9),)))

@@ -234,3 +234,26 @@ def test_a_look_up_neither_writes_nor_wants_an_origin():
     assert "writes" in faults(("tools/pay/lookup", {"tool": "pay"}))[0]
     assert "an origin" in faults(lookup, ("tools/look/identity", {"by": "{{ origin.principal }}"}))[0]
     assert "template" in faults(("tools/pay/lookup", {"tool": "look", "result": "{{ found."}))[0]
+
+
+@pytest.mark.parametrize(
+    ("condition", "look", "says"),
+    [
+        ({"tool": "none"}, {}, "tools.pay.precondition.tool: there is no tool 'none'"),
+        ({"tool": "look"}, {"effect": "write"}, "tools.pay.precondition.tool: look writes; a precondition must not"),
+        ({"tool": "look"}, {"consent": "always"}, "look asks its owner; a precondition is read without asking"),
+        ({"tool": "look"}, {"identity": {"by": "{{ origin.principal }}"}}, "look wants an origin"),
+        ({"tool": "look", "digest": "{{"}, {}, "tools.pay.precondition.digest: template"),
+    ],
+)
+def test_a_precondition_is_a_reading_that_needs_nobody(condition, look, says):
+    tool = {"effect": "read", "connector": CONNECTOR, **look}
+    found = faults(("tools/pay/precondition", condition), ("tools/look", tool))
+    assert any(says in fault for fault in found), found
+
+
+@pytest.mark.parametrize("gate", ["never", "always"])
+def test_only_what_is_asked_at_times_can_be_granted_in_advance(gate):
+    (fault,) = faults(("tools/pay/standing", True), ("tools/pay/consent", gate))
+    assert fault.startswith("tools.pay: standing:")
+    assert parse_application(changed(("tools/pay/standing", True)), "x").tools["pay"].standing

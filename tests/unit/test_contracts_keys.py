@@ -23,10 +23,12 @@ def every_key(keys, session="s1"):
                 found[family.name] = keys.of_event(family.name, "identity", "more")
             case "s":
                 found[family.name] = keys.of_subject(family.name, "reservation:r1")
+            case "u":
+                found[family.name] = keys.of_user(family.name, "ana")
             case "meta":
                 found[family.name] = keys.meta(family.name)
     bare = ["admitted", "quarantineindex", "heldindex", "waitingindex", "deadline", "sessions", "expiry", "grant"]
-    bare += ["timers", "lease", "trim", "unknown", "lookup"]
+    bare += ["timers", "lease", "trim", "unknown", "lookup", "standinguse"]
     found |= {name: key.rsplit(":", 1)[0] for name, key in found.items() if name in bare}
     messages, due = keys.outbox("session", keys.partition(session))
     return {**found, "outbox": messages, "outboxdue": due}

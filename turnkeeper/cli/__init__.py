@@ -29,6 +29,7 @@ from turnkeeper.cli import (
     secrets,
     sessions,
     stacks,
+    standing,
     tokens,
     tools,
 )
@@ -61,6 +62,7 @@ def build() -> typer.Typer:
     for group in (stacks, doctor, demo, events, consent, sessions, explain, ledger, replay, tokens):
         group.register(app)
     app.add_typer(sessions.session_app, name="session")
+    app.add_typer(standing.app, name="standing")
     app.add_typer(dead.app, name="dead")
     app.add_typer(quarantine.app, name="quarantine")
     app.add_typer(held.app, name="held")

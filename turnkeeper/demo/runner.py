@@ -21,11 +21,13 @@ from turnkeeper.demo.scenario import (
     Create,
     Decide,
     Expected,
+    Grant,
     Hold,
     Look,
     Publish,
     Release,
     Replay,
+    Revoke,
     Say,
     Scenario,
     Step,
@@ -119,6 +121,8 @@ class Runner:
         self._chapters: list[Chapter] = []
         self._title = ""
         self._held: set[str] = set()
+        self._grants: dict[str, str] = {}
+        """What the scenario calls a standing approval → its id."""
         self._begin_chapter("")
         self._before = self._scrape()
 
@@ -156,6 +160,11 @@ class Runner:
                 self._replay(replay)
             case Decide() as decide:
                 self._decide(decide)
+            case Grant() as grant:
+                self._grant(grant)
+            case Revoke() as revoke:
+                said = self._client.revoke_standing(revoke.user, self._grants[revoke.id])
+                self._answer(f"{revoke.user} revokes {revoke.id}: {said['state']}")
             case ChangeWorld() as change:
                 where, values = self._real(change.where), self._real(change.set)
                 self._client.change_world(change.by, change.collection, where, values)
@@ -265,6 +274,16 @@ class Runner:
         same = f", {len(receipts)} receipt{'s' if len(receipts) > 1 else ''}" if count and receipts else ""
         self._answer(f"{decide.user} {decide.verdict}s {decide.action}: {count}{', '.join(said)}{same}")
 
+    def _grant(self, grant: Grant) -> None:
+        wish = {
+            "tool": grant.tool, "limits": grant.limits, "uses": grant.uses, "sources": list(grant.sources),
+            "ends_at": int((time.time() + grant.lasts) * 1000),
+        }  # fmt: skip
+        made = self._client.grant_standing(grant.user, wish, grant.id + self._ending)
+        self._grants[grant.id] = made["id"]
+        times = "once" if grant.uses == 1 else f"{grant.uses} times"
+        self._answer(f"{grant.user} grants {grant.tool} {times} as {grant.id}: {made['state']}")
+
     def _release(self, release: Release) -> None:
         self._client.release(release.collection, release.calls)
         if release.calls is None:
@@ -298,8 +317,25 @@ class Runner:
                 self._answer(f"held: {one['source']} {self._shown(what)}")
             if not held:
                 self._answer("held: nothing")
+        elif look.standing is not None:
+            for line in self._standing(look.standing):
+                self._answer(line)
         elif look.outcome is not None:
             self._answer(f"outcome of {look.outcome.source} {look.outcome.id}: {self._outcome(look.outcome.id, look)}")
+
+    def _standing(self, user: str) -> Iterable[str]:
+        """What this scenario's people granted, and who used it for what."""
+        named = {id: name for name, id in self._grants.items()}
+        for grant in self._client.standing(user):
+            if grant["id"] not in named:
+                continue
+            used = "; ".join(
+                f"{use['operation']} from {use['source']} "
+                + ", ".join(f"{name}={value}" for name, value in use["args"].items())
+                for use in grant["used"]
+            )
+            told = f"{named[grant['id']]} {grant['tool']} {grant['state']}, {grant['left']} of {grant['uses']} left"
+            yield f"standing approval of {user}: {told}" + (f"; used by {used}" if used else "")
 
     def _outcome(self, id: str, look: Look) -> str:
         assert look.outcome is not None  # noqa: S101 - the caller looked
@@ -494,6 +530,8 @@ class Runner:
     def _shown(self, text: str) -> str:
         """Text with ids as they would be on a deployment of the scenario's own, and without times (a timer's)."""
         text = _TIME.sub("(time)", text)
+        for name, id in self._grants.items():
+            text = text.replace(id, name)
         if self._ending:
             text = text.replace(self._ending, "")
         for prefix, offset in self._offsets.items():

@@ -96,6 +96,25 @@ class Decide(Part):
     at_once: int = Field(1, ge=1, le=100)
 
 
+class Grant(Part):
+    """A user grants a tool in advance; `id` is what the scenario calls it. It ends after `lasts`."""
+
+    id: str = Field(pattern=r"^S[0-9]+$")
+    user: Slug = Field(alias="as")
+    tool: Slug
+    limits: dict[str, dict[str, Any]] = {}
+    uses: int = 1
+    lasts: Duration = 3_600.0
+    sources: tuple[Slug, ...] = ()
+
+
+class Revoke(Part):
+    """A user takes back what they granted."""
+
+    id: str
+    user: Slug = Field(alias="as")
+
+
 class ChangeWorld(Part):
     """Somebody of the world changes their own records, as the restaurant does before it sends its webhook."""
 
@@ -178,6 +197,8 @@ class Look(Part):
     question: Slug | None = None
     world: bool | None = None
     held: bool | None = None
+    standing: Slug | None = None
+    """A user's standing approvals of this scenario, and each of their uses."""
     outcome: OutcomeOf | None = None
 
     @model_validator(mode="after")
@@ -194,6 +215,8 @@ class Step(Part):
     publish: Publish | None = None
     replay: Replay | None = None
     decide: Decide | None = None
+    grant: Grant | None = None
+    revoke: Revoke | None = None
     world: ChangeWorld | None = None
     hold: Hold | None = None
     release: Release | None = None

@@ -94,7 +94,7 @@ def cancelled(draft: Draft) -> None:
     done = [
         f"{tool} {SAID[state]}"
         for tool, state in happened.values()
-        if state not in ("withdrawn", "refused", "failed", "expired")
+        if state not in ("withdrawn", "refused", "failed", "expired", "precondition_failed", "needs_consent")
     ]
     draft.say(f"Cancelled; {', '.join(done) or 'nothing was done'}.")
     end(draft, "cancelled")

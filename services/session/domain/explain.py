@@ -201,6 +201,10 @@ def _tools(state: SessionState, origin: Origin, rules: Rules) -> list[Finding]:
     if asking:
         says = "would ask, and does not, in observe mode" if rules.observe else "asks the owner first"
         found.append(Finding("tools", f"{says}: {', '.join(asking)}", "tools.*.consent"))
+    granted = [name for name in asking if rules.application.tools[name].standing and not rules.observe]
+    if granted:
+        says = f"unless a standing approval of the owner covers the step: {', '.join(granted)}"
+        found.append(Finding("tools", says, "tools.*.standing"))
     if free:
         found.append(Finding("tools", f"runs without asking: {', '.join(free)}", "tools.*.consent"))
     return found

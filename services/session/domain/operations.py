@@ -3,7 +3,7 @@
 from libs.contracts.canonical import JSON, canonical
 from libs.contracts.session import Step
 from libs.contracts.tools import RunStep, StepFinished, WithdrawOperation, action_key, operation_key
-from services.session.domain import subjects
+from services.session.domain import offers, subjects
 from services.session.domain.draft import Draft
 from services.session.domain.rules import Rules
 from services.session.domain.state import (
@@ -23,8 +23,8 @@ _FINAL = 2
 WITHDRAWN_FOR_MS = 86_400_000
 
 
-def run(draft: Draft, step: Step, rules: Rules) -> None:
-    """Send one step to the door."""
+def run(draft: Draft, step: Step, rules: Rules, *, offer: bool = False) -> None:
+    """Send one step to the door; as an `offer` where its owner is asked unless a standing approval covers it."""
     turn = draft.turn
     operation = f"O{draft.state.ops + 1}"
     key = action_key(turn.action, turn.position) if turn.action else _key(draft, turn, step, rules)
@@ -41,7 +41,8 @@ def run(draft: Draft, step: Step, rules: Rules) -> None:
         deadline=draft.now + rules.operation_wait_ms,
     )
     observed = " (observe: its owner would have been asked)" if rules.unasked(step.tool, turn) else ""
-    draft.line("tool.sent", step_text(step) + lab + observed, operation=operation, action=turn.action)
+    offered = offers.mark(step, rules) if offer else ""
+    draft.line("tool.sent", step_text(step) + lab + observed + offered, operation=operation, action=turn.action)
     draft.send(
         RunStep(
             operation=operation,
@@ -54,6 +55,8 @@ def run(draft: Draft, step: Step, rules: Rules) -> None:
             step=turn.position if turn.action else 0,
             seals=turn.seals,
             not_after=draft.now + rules.not_after_ms,
+            offer=offer,
+            then=turn.steps[turn.position + 1 :] if offer else (),
         ),
         key,
         operation,
@@ -187,6 +190,8 @@ def store_result(draft: Draft, known: OperationRef, finished: StepFinished, rule
     text = f"{known.tool}: {shown(finished.state, finished.result, finished.reason)}"
     if replayed and "keys_by_step" in rules.labs:
         text += " (lab: keys by step)"
+    if finished.standing:
+        text += f" (standing approval {finished.standing})"
     draft.line("tool.replayed" if replayed else KINDS[finished.state], text, operation=known.id, turn=known.turn)
     updated = known.model_copy(update={"state": finished.state, "subject": subject, "spent": finished.spent})
     draft.set(operations={**draft.state.operations, known.id: updated})

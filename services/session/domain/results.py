@@ -6,7 +6,7 @@ from services.session.domain.draft import Draft
 from services.session.domain.revision import settled
 from services.session.domain.rules import Rules
 from services.session.domain.state import OperationRef, Result, Turn
-from services.session.domain.steps import stepped
+from services.session.domain.steps import ask_instead, stepped
 from services.session.domain.words import SAID, shown
 
 
@@ -32,6 +32,9 @@ def on_result(draft: Draft, finished: StepFinished, rules: Rules, *, last_word: 
 def give_result(draft: Draft, known: OperationRef, finished: StepFinished, rules: Rules) -> None:
     """The turn has waited for this."""
     turn = draft.turn
+    if finished.state == "needs_consent" and not turn.settling:
+        ask_instead(draft, finished, rules, reused=_is_kept(turn, known.id))
+        return
     if finished.state == "unknown":
         _mark(draft, known.id, doubted=True)
     told = {"state": finished.state, "result": finished.result, "reason": finished.reason}

@@ -1,7 +1,8 @@
 """The boundary between two steps: what joins there, what pauses there, and the guard before the next step (G3)."""
 
-from libs.contracts.consent import IssueAction
-from services.session.domain import operations, subjects
+from libs.contracts.consent import IssueAction, World
+from libs.contracts.tools import StepFinished
+from services.session.domain import offers, operations, subjects
 from services.session.domain.draft import Draft, WantPlan
 from services.session.domain.ending import end
 from services.session.domain.rules import Rules
@@ -24,7 +25,10 @@ def proceed(draft: Draft, rules: Rules, note: str = "") -> None:
     if turn.kept and not turn.undoing and (kept := operations.reusable(draft, step, rules)):
         _reuse(draft, kept, rules)
     elif not turn.action and not rules.observe and rules.needs_consent(step.tool, turn.origin, alone=not turn.others):
-        _ask(draft, note)
+        if offers.wants_offer(turn.steps[turn.position :], rules):
+            operations.run(draft, step, rules, offer=True)
+        else:
+            _ask(draft, note)
     else:
         _observe(draft, rules)
         operations.run(draft, step, rules)
@@ -94,7 +98,17 @@ def stepped(draft: Draft, result: Result, rules: Rules, *, reused: bool = False)
     draft.want = WantPlan(turn.input.number)
 
 
-def _ask(draft: Draft, note: str) -> None:
+def ask_instead(draft: Draft, finished: StepFinished, rules: Rules, *, reused: bool) -> None:
+    """The door ran nothing of an offer: the owner is asked, about this step and the rest."""
+    turn = draft.turn
+    draft.set_turn(operation="", deadline=0)
+    if reused:  # offered by an earlier turn of the lineage, with other steps after it
+        proceed(draft, rules)
+        return
+    _ask(draft, "", offers.worlds_of(finished, turn.steps[turn.position :]))
+
+
+def _ask(draft: Draft, note: str, worlds: tuple[World | None, ...] = ()) -> None:
     """The remaining steps become one pending action; the turn ends, nothing of them has run."""
     turn = draft.turn
     steps = turn.steps[turn.position :]
@@ -110,6 +124,7 @@ def _ask(draft: Draft, note: str) -> None:
         seals=turn.seals,
         supersedes=subjects.superseded_for(draft.state, turn.input),
         note=note,
+        worlds=worlds,
     )
     draft.send(message, action)
     end(draft, "asked")

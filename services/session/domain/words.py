@@ -16,6 +16,8 @@ KINDS: dict[OperationState, TimelineKind] = {
     "expired": "tool.expired",
     "in_progress": "tool.unknown",
     "pending": "tool.unknown",
+    "precondition_failed": "tool.refused",
+    "needs_consent": "tool.refused",
 }
 SAID = {
     "refused": "was refused",
@@ -28,6 +30,8 @@ SAID = {
     "in_progress": "is still running",
     "pending": "is still running",
     "committed": "was done",
+    "precondition_failed": "was not run",
+    "needs_consent": "was not run: its owner has to be asked",
 }
 
 
