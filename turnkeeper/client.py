@@ -248,6 +248,23 @@ class Client:
         url = _in_session(session, "operations", _slug(operation, "operation"), "resolve")
         return dict(_accepted(self._send("tools", "POST", url, json=body, headers=self._operator())).body)
 
+    # -- the kill switch
+
+    def pause(self, kind: str, name: str = "", note: str = "", wait_seconds: float = 2.0) -> dict[str, Any]:
+        """Stop sends; `stopped` says whether none begins any more. Raises Refused for what is not there."""
+        body: dict[str, JSON] = {"kind": kind, "name": name, "note": note, "wait_seconds": wait_seconds}
+        return dict(_accepted(self._send("tools", "POST", "/v1/pauses", json=body, headers=self._operator())).body)
+
+    def pauses(self) -> list[dict[str, Any]]:
+        """What is paused, oldest first."""
+        return list(self._get("tools", "/v1/pauses")["pauses"])
+
+    def resume(self, kind: str, name: str = "") -> dict[str, Any]:
+        """Let sends begin again; `ended` says whether they were paused."""
+        named = [_slug(name, kind)] if name else []
+        path = _path("pauses", _slug(kind, "kind"), *named)
+        return dict(_accepted(self._send("tools", "DELETE", path, headers=self._operator())).body)
+
     # -- what did not go the usual way
 
     def held(self) -> list[dict[str, Any]]:

@@ -93,6 +93,17 @@ class Answers:
         finished = StepFinished(operation=operation, key=key, state=state, reason=_marked(told, reason))
         return self._compose(finished, session, ("door", told.call, state), told, now)
 
+    def waits(
+        self, operation: str, key: str, tool: str, session: str, reason: str, told: Told, now: int
+    ) -> list[Outgoing]:
+        """The word that a call is kept until a pause ends. The same call has the same words, however often kept."""
+        message = StepFinished(operation=operation, key=key, state="in_progress", reason=_marked(told, reason))
+        parts = ("waits", told.call, reason)
+        return [
+            self._compose(message, session, parts, told, now),
+            self._compose(_notice(operation, tool, "in_progress", reason), session, parts, told, now),
+        ]
+
     def _subject(self, work: Work, result: JSON) -> str | None:
         tool = self._catalogue.tool(work.tool)
         if tool is None or tool.registers is None:

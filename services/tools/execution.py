@@ -21,7 +21,8 @@ from services.tools.domain import (
     destination_key,
 )
 from services.tools.metrics import ToolMetrics
-from services.tools.ports import Call, Connector, Ledger, Work
+from services.tools.pauses import Stops
+from services.tools.ports import Call, Connector, Delayed, Ledger, Stopped, Work
 
 log = structlog.get_logger(__name__)
 
@@ -41,7 +42,9 @@ class Executor:
         namespace: str,
         lease_grace_ms: int,
         store_back: Callable[[], Awaitable[None]],
+        stops: Stops | None = None,
     ) -> None:
+        self._stops = stops or Stops()
         self._catalogue = catalogue
         self._ledger = ledger
         self._connectors = connectors
@@ -61,7 +64,7 @@ class Executor:
         return round((known.connector.timeout if known else 0) * 1000) + self._grace
 
     async def run(self, work: Work) -> OperationState:
-        """Run what was just claimed. The state that stands afterwards."""
+        """Run what was just claimed. The state that stands afterwards; Stopped where nothing was or may be sent."""
         if work.owner in self._begun:
             # A call of ours was ended between claim and record: whether it had sent is not known here.
             return await self.run_again(work)
@@ -71,7 +74,13 @@ class Executor:
         """Go on where a holder stopped: sent again with the same key, or unknown."""
         if after_holder(self._catalogue.tool(work.tool), work.claimed_at, work.now) == "send":
             log.info("operation.sent_again", session=work.session, operation=work.operation, tool=work.tool)
-            return await self._run(work)
+            try:
+                return await self._run(work)
+            except Stopped as stopped:
+                # Whoever held it before may have sent it, so it stays claimed, for whoever may send it later.
+                log.info("operation.stopped", session=work.session, operation=work.operation, reason=stopped.reason)
+                await self._ledger.hand_back(work, self._clock.now_ms())
+                return "pending"
         return await self._record(work, Unknown("whoever ran it is gone, and it may have been sent"))
 
     async def take_over(self, session: str, key: str, *, tool: str = "", gone: str = "") -> OperationState | None:
@@ -79,6 +88,12 @@ class Executor:
         taken = await self._ledger.take_over(
             session, key, gone=gone, lease_ms=self.lease_ms(tool), now=self._clock.now_ms()
         )
+        if isinstance(taken, Delayed):
+            if after_holder(self._catalogue.tool(taken.tool), taken.claimed_at, taken.now) == "send":
+                return None  # it waits for the end of the pause
+            taken = await self._ledger.take_over(
+                session, key, gone=gone, lease_ms=self.lease_ms(tool), now=self._clock.now_ms(), unsent=True
+            )
         match taken:
             case Work():
                 return await self.run_again(taken)
@@ -92,10 +107,20 @@ class Executor:
         self.holding.add(work.member)
         try:
             state = await self._record(work, await self._call(work))
+        except Stopped:
+            self._begun.discard(work.owner)
+            raise
         finally:
             self.holding.discard(work.member)
         self._begun.discard(work.owner)
         return state
+
+    def _check(self, work: Work) -> None:
+        """Right before each send: raises Stopped where it is paused, or where this holder's time is over already, as
+        of a process that was stopped and wakes; its successor may be at work."""
+        self._stops.check(work.tool, work.session, work.origin)
+        if self._clock.now_ms() - work.now > self.lease_ms(work.tool):
+            raise Stopped("the lease was over before it was sent")
 
     async def _call(self, work: Work) -> Outcome:
         tool, connector = self._catalogue.tool(work.tool), self._connectors.get(work.tool)
@@ -103,12 +128,17 @@ class Executor:
             return Failed(f"there is no tool {work.tool}")
         timeout = tool.connector.timeout
         key = destination_key(self._namespace, work.session, work.key)
-        call = Call(work.session, work.operation, work.tool, work.args, key, timeout, work.key)
+        call = Call(
+            work.session, work.operation, work.tool, work.args, key, timeout, work.key, lambda: self._check(work)
+        )
         try:
             async with asyncio.timeout(timeout):
+                call.before_send()
                 return await connector.run(call)
         except TimeoutError:
             return Unknown(f"no answer within {timeout:g} s")
+        except Stopped:
+            raise
         except Exception as error:
             log.exception("connector.broke", tool=work.tool)
             return Unknown(f"the connector broke: {type(error).__name__}")

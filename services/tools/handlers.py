@@ -11,6 +11,7 @@ from libs.contracts.ids import is_slug
 from libs.contracts.origin import SealKeys
 from libs.contracts.tools import LookUpOperation, RunStep, WithdrawOperation
 from libs.runtime.consumer import Context
+from libs.runtime.publisher import Outgoing
 from libs.runtime.settle import Outcome
 from services.tools.answers import Answers
 from services.tools.domain import Admitted, Catalogue, Found, Nothing, Rejection, Said, Silent, admit
@@ -18,9 +19,12 @@ from services.tools.execution import Executor
 from services.tools.late import REASON, LateCalls
 from services.tools.lookups import Reconciler, subject_of
 from services.tools.metrics import ToolMetrics
-from services.tools.ports import Held, Known, Ledger, Told, Turned, Work
+from services.tools.pauses import shown
+from services.tools.ports import Held, Known, Ledger, Parking, Paused, Stopped, Told, Turned, Work
 
 log = structlog.get_logger(__name__)
+
+PAUSED = "paused"
 
 
 class ToolHandlers:
@@ -38,7 +42,9 @@ class ToolHandlers:
         *,
         everybody_is_user: bool = False,
         late: LateCalls | None = None,
+        parking: Parking | None = None,
     ) -> None:
+        self._parking = parking
         self._catalogue = catalogue
         self._ledger = ledger
         self._executor = executor
@@ -61,21 +67,65 @@ class ToolHandlers:
             return await self._turn_away(call, ctx, Turned("refused", step.reason))
         told = _told(ctx, lab=step.lab, observed=step.observed)
         lease = self._executor.lease_ms(step.tool)
-        found = await self._ledger.claim(call, step, session, told, lease_ms=lease, now=ctx.now)
+        found = await self._claim(call, step, session, told, lease, ctx)
         if isinstance(found, Held) and self._is_gone(found):
             await self._executor.take_over(session, call.key, tool=step.tool, gone=found.owner)
-            found = await self._ledger.claim(call, step, session, told, lease_ms=lease, now=ctx.now)
+            found = await self._claim(call, step, session, told, lease, ctx)
         match found:
             case Work():
-                await self._executor.run(found)
-                return Outcome.HANDLED
+                return await self._run(found, call, step, ctx)
             case Held():
                 return await self._held(call, step.tool, ctx, found)
             case Known():
                 return await self._tell_known(call, ctx, found)
             case Turned():
                 return await self._turn_away(call, ctx, found)
+            case Paused():
+                return Outcome.IN_PROGRESS
         assert_never(found)
+
+    async def _claim(
+        self, call: RunStep, step: Admitted, session: str, told: Told, lease: int, ctx: Context
+    ) -> Work | Held | Known | Turned | Paused:
+        """Claim the key. What is paused is kept until it may go on; if that is by now, it is claimed again."""
+        while True:
+            found = await self._ledger.claim(call, step, session, told, lease_ms=lease, now=ctx.now)
+            if not isinstance(found, Paused) or self._parking is None:
+                return found
+            reason = f"{PAUSED}: {shown(found.pause)}"
+            match await self._parking.park(
+                ctx.composer.again(ctx.envelope, call), step, session, self._waits(call, step, ctx, reason), ctx.now
+            ):
+                case "parked":
+                    log.info("step.waits", operation=call.operation, reason=reason)
+                    return found
+                case "full":
+                    return Turned("failed", f"{reason}, and too many calls wait already")
+                case "go":
+                    continue
+
+    async def _run(self, work: Work, call: RunStep, step: Admitted, ctx: Context) -> Outcome:
+        parking = self._parking
+        try:
+            await self._executor.run(work)
+        except Stopped as stopped:
+            if parking is None:
+                raise
+            if not await parking.stops(work):  # it was resumed, and we had not heard of it
+                return await self._run(work, call, step, ctx)
+            # Claimed and not sent: as if it had come while paused.
+            log.info("operation.stopped", session=work.session, operation=work.operation, reason=stopped.reason)
+            messages = self._waits(call, step, ctx, stopped.reason)
+            await parking.release(work, ctx.composer.again(ctx.envelope, call), step, messages, ctx.now)
+            return Outcome.IN_PROGRESS
+        return Outcome.HANDLED
+
+    def _waits(self, call: RunStep, step: Admitted, ctx: Context, reason: str) -> list[Outgoing]:
+        """The word that a call waits, to its session and to applications."""
+        self._metrics.count(step.tool, "in_progress")
+        return self._answers.waits(
+            call.operation, call.key, step.tool, ctx.envelope.session, reason, _told(ctx), ctx.now
+        )
 
     async def on_withdraw_operation(self, wish: WithdrawOperation, ctx: Context) -> Outcome:
         """Make sure that an operation that is not claimed never runs; tell what is known of one that is."""

@@ -23,14 +23,20 @@ from services.tools.handlers import ToolHandlers
 from services.tools.late import LateCalls
 from services.tools.lookups import Reconciler
 from services.tools.metrics import ToolMetrics
+from services.tools.pauses import Stops
 from services.tools.ports import Connector
 from services.tools.settings import ToolsSettings
+from services.tools.stopping import Stopping, add_routes
+from services.tools.stops import RedisPauses
 from services.tools.store import RedisLedger
 from services.tools.sweeper import Sweeper
 
 TRIM_SECONDS = 30.0
 COUNT_SECONDS = 2.0
 ASK_ABOUT_ALL_SECONDS = 300.0
+OBEY_SECONDS = 0.1
+"""So often a replica looks at what is paused. Nothing that is paused is claimed meanwhile; `pause` waits for the word
+of those that had claimed before."""
 PREFETCH = 256
 
 
@@ -87,12 +93,13 @@ def _serve(rt: Runtime[ToolsSettings], application: Application, connectors: Map
     settings = rt.settings
     catalogue = Catalogue.of(application)
     metrics = ToolMetrics(rt.registry, application.tools)
+    incarnation, stops = secrets.token_hex(8), Stops()
     ledger = RedisLedger(
         rt.store,
         rt.keys,
         rt.outbox,
         replica=settings.replica,
-        incarnation=secrets.token_hex(8),
+        incarnation=incarnation,
         step_cap=application.session.caps.steps,
     )
     answers = Answers(rt.composer, catalogue, settings.keys_of_seals)
@@ -106,15 +113,19 @@ def _serve(rt: Runtime[ToolsSettings], application: Application, connectors: Map
         namespace=settings.namespace,
         lease_grace_ms=round(settings.tools_lease_grace_seconds * 1000),
         store_back=rt.store.wait_back,
+        stops=stops,
     )
     reconciler = Reconciler(
-        catalogue, ledger, connectors, answers, metrics, clock=rt.clock, namespace=settings.namespace
+        catalogue, ledger, connectors, answers, metrics, clock=rt.clock, namespace=settings.namespace, stops=stops
     )
+    pauses = RedisPauses(rt.store, rt.keys, rt.outbox, stops, replica=settings.replica, incarnation=incarnation)
+    operators = _operators(settings)
+    stopping = Stopping(application, pauses, stops, ledger, operators, metrics, rt.clock)
     by_role = "authority_by_role" in settings.labs
     late = settings.lab_values(LATE_CALL)
     handlers = ToolHandlers(
         catalogue, ledger, executor, answers, reconciler, metrics, settings.keys_of_seals,
-        everybody_is_user=by_role, late=LateCalls(late) if late else None,
+        everybody_is_user=by_role, late=LateCalls(late) if late else None, parking=pauses,
     )  # fmt: skip
     if by_role:
         rt.log.warning("lab.on", switch="authority_by_role")
@@ -135,7 +146,11 @@ def _serve(rt: Runtime[ToolsSettings], application: Application, connectors: Map
     rt.every(ASK_ABOUT_ALL_SECONDS, sweeper.ask_about_all, "unasked")
     rt.every(TRIM_SECONDS, sweeper.trim, "trim")
     rt.every(COUNT_SECONDS, sweeper.count_unknown, "unknown")
-    rt.serve(create_app(Edge(catalogue, ledger, answers, _operators(settings), rt.clock)))
+    rt.every(OBEY_SECONDS, stopping.obey, "pauses")
+    rt.every(settings.tools_sweep_seconds, stopping.wake, "parked")
+    app = create_app(Edge(catalogue, ledger, answers, operators, rt.clock))
+    add_routes(app, stopping)
+    rt.serve(app)
 
 
 def _operators(settings: ToolsSettings) -> Operators:

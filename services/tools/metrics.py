@@ -16,6 +16,7 @@ OUTCOMES = (
     "in_progress",
     "precondition_failed",
 )
+PAUSE_KINDS = ("all", "source", "session", "tool")
 LOOKUPS = ("stands", "gone", "none", "silent")
 OTHER = "other"
 """The label of calls that name no tool of the application: their text is not ours to label with."""
@@ -32,6 +33,15 @@ class ToolMetrics:
         self.unknown = Gauge(
             "turnkeeper_tools_unknown", "Operations whose outcome is unknown: the one to page on", registry=registry
         )
+        self.paused = Gauge(
+            "turnkeeper_tools_paused", "Pauses that this replica of the door obeys, by kind", ["kind"],
+            registry=registry,
+        )  # fmt: skip
+        self.waiting = Gauge(
+            "turnkeeper_tools_waiting", "Calls that wait at the door for the end of a pause", registry=registry
+        )
+        for kind in PAUSE_KINDS:
+            self.paused.labels(kind)
         self._lookups = Counter(
             "turnkeeper_tools_lookups", "What destinations said of operations, by tool", ["tool", "found"],
             registry=registry,

@@ -32,7 +32,9 @@ from services.tools.execution import Executor
 from services.tools.handlers import ToolHandlers
 from services.tools.lookups import Reconciler
 from services.tools.metrics import ToolMetrics
+from services.tools.pauses import Stops
 from services.tools.ports import Call, Connector
+from services.tools.stops import RedisPauses
 from services.tools.store import RedisLedger
 from services.tools.sweeper import Sweeper
 
@@ -145,6 +147,8 @@ class Door:
     composer: Composer
     answers: Answers
     catalogue: Catalogue
+    pauses: RedisPauses
+    stops: Stops
     begun: set[asyncio.Task[Any]] = field(default_factory=set)
 
     async def send(
@@ -155,7 +159,7 @@ class Door:
             id=call or derive_id("call", session, message.model_dump_json()),
             type=message.wire_type(),
             session=session,
-            body={},
+            body=message.model_dump(mode="json"),
         )
         ctx = Context(envelope, self.clock.now_ms(), self.composer)
         if isinstance(message, RunStep):
@@ -222,7 +226,7 @@ async def open_door(
         store, keys, outbox, replica=replica, incarnation=incarnation,  # type: ignore[arg-type]
         step_cap=catalogue.application.session.caps.steps,
     )  # fmt: skip
-    answers = Answers(composer, catalogue, SEAL_KEYS)
+    answers, stops = Answers(composer, catalogue, SEAL_KEYS), Stops()
     destination = Destination()
     connectors: dict[str, Connector] = {
         name: destination if tool.connector.timer is None else TimerConnector(tool.connector.timer.verb, clock)
@@ -230,17 +234,20 @@ async def open_door(
     }
     executor = Executor(
         catalogue, ledger, connectors, answers, metrics,
-        clock=clock, namespace=namespace, lease_grace_ms=3000, store_back=store.wait_back,
+        clock=clock, namespace=namespace, lease_grace_ms=3000, store_back=store.wait_back, stops=stops,
     )  # fmt: skip
-    reconciler = Reconciler(catalogue, ledger, connectors, answers, metrics, clock=clock, namespace=namespace)
+    reconciler = Reconciler(
+        catalogue, ledger, connectors, answers, metrics, clock=clock, namespace=namespace, stops=stops
+    )
+    pauses = RedisPauses(store, keys, outbox, stops, replica=replica, incarnation=incarnation)  # type: ignore[arg-type]
     handlers = ToolHandlers(
-        catalogue, ledger, executor, answers, reconciler, metrics, SEAL_KEYS, everybody_is_user=by_role
+        catalogue, ledger, executor, answers, reconciler, metrics, SEAL_KEYS, everybody_is_user=by_role, parking=pauses
     )
     sweeper = Sweeper(ledger, executor, reconciler, metrics, clock)
     try:
         yield Door(
             store, keys, clock, ledger, handlers, executor, sweeper, destination, outbox, registry, composer, answers,
-            catalogue,
+            catalogue, pauses, stops,
         )  # fmt: skip
     finally:
         serving.cancel()

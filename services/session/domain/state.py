@@ -83,6 +83,8 @@ class OperationRef(Part):
     """Causation depth of the turn that sent it; 0 where a person approved it: what comes of a yes begins anew."""
     doubted: bool = False
     """Its turn was told that its outcome is unknown, so the truth is owed (design §3.2)."""
+    waits: bool = False
+    """The door has said that it keeps the call for now."""
 
 
 class Result(Part):
