@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeVar
 from urllib.parse import quote
@@ -20,6 +20,7 @@ import orjson
 from libs.contracts.application import ApplicationError, Source
 from libs.contracts.canonical import JSON
 from libs.contracts.consent import Verdict
+from libs.contracts.faults import Fault
 from libs.contracts.ids import is_slug, is_text_id
 from libs.contracts.session import TimelineLine
 from turnkeeper.engines import probe
@@ -154,9 +155,14 @@ class Client:
 
     # -- sessions
 
-    def create_session(self, session: str, owner: str) -> Answer:
-        """Make a session; its owner is written once. Raises Refused."""
-        body = {"owner": _slug(owner, "user")}
+    def create_session(self, session: str, owner: str, trial: bool | Sequence[Fault] = False) -> Answer:
+        """Make a session; its owner is written once. `trial`, for tests only: with the faults of the application file,
+        or with these. Raises Refused."""
+        body: dict[str, Any] = {"owner": _slug(owner, "user")}
+        if trial is True:
+            body["trial"] = True
+        elif trial is not False:
+            body["trial"] = {"faults": [fault.model_dump() for fault in trial]}
         return _accepted(self._send("ingress", "PUT", _in_session(session), json=body, headers=self._operator()))
 
     def sessions(self) -> list[str]:

@@ -35,16 +35,21 @@ class Answers:
         self._keys = keys
 
     def outcome(
-        self, work: Work, state: OperationState, result: JSON, reason: str, now: int
-    ) -> tuple[str, list[Outgoing]]:
+        self, work: Work, state: OperationState, result: JSON, reason: str, now: int,
+        *, heard: tuple[OperationState, str] | None = None,
+    ) -> tuple[str, list[Outgoing]]:  # fmt: skip
         """The reason as it is told, and an outcome's messages: to the session, to applications, and the subject
-        that a committed operation registers."""
+        that a committed operation registers. `heard`: state and reason that session and applications hear instead,
+        where a fault was injected."""
         reason = _marked(work.context, reason)
-        finished = StepFinished(operation=work.operation, key=work.key, state=state, result=result, reason=reason)
-        parts = (work.key, work.attempt, state)
+        told, why = heard or (state, reason)
+        finished = StepFinished(
+            operation=work.operation, key=work.key, state=told, result=None if heard else result, reason=why
+        )
+        parts = (work.key, work.attempt, told)
         messages = [
             self._compose(finished, work.session, parts, work.context, now),
-            self._compose(_notice(work.operation, work.tool, state, reason), work.session, parts, work.context, now),
+            self._compose(_notice(work.operation, work.tool, told, why), work.session, parts, work.context, now),
         ]
         subject = self._subject(work, result) if state == "committed" else None
         if subject is not None:

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from typing import assert_never
 
 import structlog
 
 from libs.contracts.canonical import JSON
 from libs.contracts.errors import StoreAway
+from libs.contracts.faults import ERROR, INJECTED, TIMEOUT
 from libs.contracts.reasons import OperationState
 from libs.runtime.clock import Clock
 from services.tools.answers import Answers
@@ -20,11 +22,14 @@ from services.tools.domain import (
     after_holder,
     destination_key,
 )
+from services.tools.faults import Injected, TrialFaults
 from services.tools.metrics import ToolMetrics
 from services.tools.pauses import Stops
 from services.tools.ports import Call, Connector, Delayed, Ledger, Stopped, Work
 
 log = structlog.get_logger(__name__)
+
+ANSWER_LOST = "it was done, and its answer was lost"
 
 
 class Executor:
@@ -43,7 +48,9 @@ class Executor:
         lease_grace_ms: int,
         store_back: Callable[[], Awaitable[None]],
         stops: Stops | None = None,
+        faults: TrialFaults | None = None,
     ) -> None:
+        self._faults = faults
         self._stops = stops or Stops()
         self._catalogue = catalogue
         self._ledger = ledger
@@ -68,7 +75,7 @@ class Executor:
         if work.owner in self._begun:
             # A call of ours was ended between claim and record: whether it had sent is not known here.
             return await self.run_again(work)
-        return await self._run(work)
+        return await self._run(work, await self._faults.draw(work) if self._faults is not None else None)
 
     async def run_again(self, work: Work) -> OperationState:
         """Go on where a holder stopped: sent again with the same key, or unknown."""
@@ -102,11 +109,12 @@ class Executor:
             case _:
                 return None
 
-    async def _run(self, work: Work) -> OperationState:
+    async def _run(self, work: Work, fault: Injected | None = None) -> OperationState:
         self._begun.add(work.owner)
         self.holding.add(work.member)
         try:
-            state = await self._record(work, await self._call(work))
+            outcome = await (self._call(work) if fault is None else self._met(work, fault))
+            state = await self._record(work, outcome, fault)
         except Stopped:
             self._begun.discard(work.owner)
             raise
@@ -115,6 +123,18 @@ class Executor:
         self._begun.discard(work.owner)
         return state
 
+    async def _met(self, work: Work, fault: Injected) -> Outcome:
+        """The call with a fault on purpose. What its caller hears of it is another thing: see `_record`."""
+        self._metrics.injected(work.tool, fault.mode)
+        match fault.mode:
+            case "timeout_before_commit" | "error":
+                return Failed(f"{INJECTED}: {fault.told}: nothing was sent")
+            case "timeout_after_commit":
+                return await self._call(work)
+            case "slow":
+                return await self._call(work, late_seconds=fault.delay_seconds)
+        assert_never(fault.mode)
+
     def _check(self, work: Work) -> None:
         """Right before each send: raises Stopped where it is paused, or where this holder's time is over already, as
         of a process that was stopped and wakes; its successor may be at work."""
@@ -122,7 +142,7 @@ class Executor:
         if self._clock.now_ms() - work.now > self.lease_ms(work.tool):
             raise Stopped("the lease was over before it was sent")
 
-    async def _call(self, work: Work) -> Outcome:
+    async def _call(self, work: Work, *, late_seconds: float = 0.0) -> Outcome:
         tool, connector = self._catalogue.tool(work.tool), self._connectors.get(work.tool)
         if tool is None or connector is None:
             return Failed(f"there is no tool {work.tool}")
@@ -134,20 +154,30 @@ class Executor:
         try:
             async with asyncio.timeout(timeout):
                 call.before_send()
-                return await connector.run(call)
+                outcome = await connector.run(call)
+                if late_seconds:
+                    await asyncio.sleep(late_seconds)
+                return outcome
         except TimeoutError:
-            return Unknown(f"no answer within {timeout:g} s")
+            injected = f"{INJECTED}: " if late_seconds else ""
+            return Unknown(f"{injected}no answer within {timeout:g} s")
         except Stopped:
             raise
         except Exception as error:
             log.exception("connector.broke", tool=work.tool)
             return Unknown(f"the connector broke: {type(error).__name__}")
 
-    async def _record(self, work: Work, outcome: Outcome) -> OperationState:
-        """Record until it is recorded: an outcome that only we know must not be lost to a store that is away."""
+    async def _record(self, work: Work, outcome: Outcome, fault: Injected | None = None) -> OperationState:
+        """Record until it is recorded: an outcome that only we know must not be lost to a store that is away.
+
+        The caller of one that met a fault hears what a caller hears then, and the ledger what became of it.
+        """
         state, result, reason = _told(outcome)
+        heard = _heard(fault, state)
+        if heard is not None and state == "committed" and fault is not None:
+            reason = f"{INJECTED}: {fault.told}: {ANSWER_LOST}"
         now = self._clock.now_ms()
-        reason, messages = self._answers.outcome(work, state, result, reason, now)
+        reason, messages = self._answers.outcome(work, state, result, reason, now, heard=heard)
         tool = self._catalogue.tool(work.tool)
         asked = tool is not None and tool.lookup is not None
         while True:
@@ -159,7 +189,8 @@ class Executor:
         if stands is not None:
             log.warning("operation.fenced", session=work.session, operation=work.operation, ours=state, stands=stands)
             return stands
-        self._metrics.count(work.tool, state)
+        if heard is None:  # what was injected is counted apart
+            self._metrics.count(work.tool, state)
         # The runtime writes one line a message; only what somebody should look at gets another.
         if state == "unknown" or work.context.lab:
             log.warning(
@@ -179,3 +210,19 @@ def _told(outcome: Outcome) -> tuple[OperationState, JSON, str]:
             return "failed", None, reason
         case Unknown(reason):
             return "unknown", None, reason
+
+
+def _heard(fault: Injected | None, state: OperationState) -> tuple[OperationState, str] | None:
+    """State and reason for the caller of an operation that met a fault; None where it hears the outcome itself.
+
+    Both time-outs sound alike, as a caller cannot tell them apart either. A refusal of the world stays one.
+    """
+    match fault.mode if fault is not None else None:
+        case "timeout_before_commit":
+            return "unknown", TIMEOUT
+        case "timeout_after_commit" if state == "committed":
+            return "unknown", TIMEOUT
+        case "error":
+            return "failed", ERROR
+        case _:
+            return None

@@ -6,12 +6,13 @@ from collections.abc import Collection, Mapping
 
 import httpx2
 
-from libs.contracts.application import Application, load_application
+from libs.contracts.application import Application
 from libs.contracts.tools import LookUpOperation, RunStep, WithdrawOperation
 from libs.runtime.auth import Operators
 from libs.runtime.clock import Clock
 from libs.runtime.lifecycle import Runtime, run
 from libs.runtime.settings import LATE_CALL, LOSE_ANSWER, SettingsError
+from libs.runtime.trials import read_application
 from services.tools.answers import Answers
 from services.tools.connectors.python import PythonConnector, load_function
 from services.tools.connectors.sandbox import SandboxConnector, sandbox_client
@@ -19,6 +20,7 @@ from services.tools.connectors.timer import TimerConnector
 from services.tools.domain import Catalogue
 from services.tools.edge import Edge, create_app
 from services.tools.execution import Executor
+from services.tools.faults import TrialFaults
 from services.tools.handlers import ToolHandlers
 from services.tools.late import LateCalls
 from services.tools.lookups import Reconciler
@@ -74,7 +76,7 @@ def connect(
 async def build(rt: Runtime[ToolsSettings]) -> None:
     """Wire the door into its runtime. Raises ApplicationError or SettingsError for a wrong file or setting."""
     settings = rt.settings
-    application = load_application(settings.config)
+    application = read_application(settings)
     # Functions of the application lie beside its file.
     sys.path.append(str(settings.config.resolve().parent))
     client = sandbox_client(settings.sandbox_url) if settings.sandbox_url else None
@@ -114,7 +116,10 @@ def _serve(rt: Runtime[ToolsSettings], application: Application, connectors: Map
         lease_grace_ms=round(settings.tools_lease_grace_seconds * 1000),
         store_back=rt.store.wait_back,
         stops=stops,
+        faults=TrialFaults(rt.store, rt.keys, catalogue) if settings.trials else None,
     )
+    if settings.trials:
+        rt.log.warning("trials.on", faults=len(application.faults))
     reconciler = Reconciler(
         catalogue, ledger, connectors, answers, metrics, clock=rt.clock, namespace=settings.namespace, stops=stops
     )

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from libs.contracts.faults import FaultMode
+
 OUTCOMES = (
     "committed",
     "refused",
@@ -46,6 +48,10 @@ class ToolMetrics:
             "turnkeeper_tools_lookups", "What destinations said of operations, by tool", ["tool", "found"],
             registry=registry,
         )  # fmt: skip
+        self._injected = Counter(
+            "turnkeeper_tools_faults", "Faults injected on purpose in trials, by tool", ["tool", "mode"],
+            registry=registry,
+        )  # fmt: skip
         for tool in (*self._tools, OTHER):
             for outcome in OUTCOMES:
                 self._operations.labels(tool, outcome)
@@ -55,6 +61,10 @@ class ToolMetrics:
     def count(self, tool: str, outcome: str) -> None:
         """Count one answer."""
         self._operations.labels(tool if tool in self._tools else OTHER, outcome).inc()
+
+    def injected(self, tool: str, mode: FaultMode) -> None:
+        """Count one fault on purpose."""
+        self._injected.labels(tool if tool in self._tools else OTHER, mode).inc()
 
     def looked_up(self, tool: str, found: str) -> None:
         """Count one look-up of an operation of this tool."""

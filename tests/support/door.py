@@ -29,6 +29,7 @@ from services.tools.answers import Answers
 from services.tools.connectors.timer import TimerConnector
 from services.tools.domain import Catalogue, Committed, Outcome
 from services.tools.execution import Executor
+from services.tools.faults import TrialFaults
 from services.tools.handlers import ToolHandlers
 from services.tools.lookups import Reconciler
 from services.tools.metrics import ToolMetrics
@@ -208,8 +209,15 @@ class Door:
 
 @contextlib.asynccontextmanager
 async def open_door(
-    redis_url: str, namespace: str, *, replica: str = "0", incarnation: str = "i1", by_role: bool = False, **caps: int
-) -> AsyncIterator[Door]:
+    redis_url: str,
+    namespace: str,
+    *,
+    replica: str = "0",
+    incarnation: str = "i1",
+    by_role: bool = False,
+    trials: bool = False,
+    **caps: int,
+) -> AsyncIterator[Door]:  # fmt: skip
     """A door whose store runs in the background."""
     redis = connect_redis(redis_url, "test")
     store = Store(redis)
@@ -235,6 +243,7 @@ async def open_door(
     executor = Executor(
         catalogue, ledger, connectors, answers, metrics,
         clock=clock, namespace=namespace, lease_grace_ms=3000, store_back=store.wait_back, stops=stops,
+        faults=TrialFaults(store, keys, catalogue) if trials else None,
     )  # fmt: skip
     reconciler = Reconciler(
         catalogue, ledger, connectors, answers, metrics, clock=clock, namespace=namespace, stops=stops

@@ -1,6 +1,7 @@
 """Operations outlive turns: their keys, what is sent of them, and which of them a restarted turn uses again."""
 
 from libs.contracts.canonical import JSON, canonical
+from libs.contracts.faults import INJECTED
 from libs.contracts.session import Step
 from libs.contracts.tools import RunStep, StepFinished, WithdrawOperation, action_key, operation_key
 from services.session.domain import subjects
@@ -93,7 +94,8 @@ def _worth_keeping(state: SessionState) -> dict[str, OperationRef]:
 def _key(draft: Draft, turn: Turn, step: Step, rules: Rules) -> str:
     """Lineage, tool, arguments, occurrence: two genuine identical wishes have two keys (design §3.4).
 
-    What failed before it was sent released its key, and is tried anew with it.
+    What failed before it was sent released its key, and is tried anew with it; so is what met a fault on purpose, whose
+    caller cannot know whether it was done.
     """
     root = turn.id if "keys_by_turn" in rules.labs else turn.root  # the lab's wrong form
     if "keys_by_step" in rules.labs:
@@ -111,7 +113,8 @@ def _released(draft: Draft, turn: Turn, step: Step) -> str:
     for result in reversed(turn.results):
         if same_call(result, step):
             known = draft.state.operations.get(result.operation)
-            return known.key if known is not None and result.state == "failed" else ""
+            again = result.state == "failed" or result.reason.startswith(INJECTED)
+            return known.key if known is not None and again else ""
     for kept in turn.kept:
         if kept.state == "failed" and not kept.taken and same_call(kept, step):
             take(draft, kept)
