@@ -27,8 +27,8 @@ from turnkeeper.demo import scenario as scenarios
 from turnkeeper.target import DINNER, Target
 
 COMMANDS = """up|down|status|doctor|demo|publish|say|cancel|actions|accept|decline|sessions|session create|timers|
-timeline|explain|operations|resolve|pause|resume|replay|dead list|dead show|dead replay|dead drop|quarantine list|quarantine show|
-quarantine release|held list|held release|token|secrets init"""
+timeline|explain|operations|resolve|pause|resume|replay|dead list|dead show|dead replay|dead drop|quarantine list|
+quarantine show|quarantine release|held list|held release|token|secrets init"""
 ALL = [command.strip() for command in COMMANDS.split("|")]
 Handler = Callable[[httpx2.Request], httpx2.Response]
 Speak = Callable[[Handler], None]
