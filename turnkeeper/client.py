@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeVar
 from urllib.parse import quote
@@ -20,6 +20,7 @@ import orjson
 from libs.contracts.application import ApplicationError, Source
 from libs.contracts.canonical import JSON
 from libs.contracts.consent import Verdict
+from libs.contracts.faults import Fault
 from libs.contracts.ids import is_slug, is_text_id
 from libs.contracts.session import TimelineLine
 from turnkeeper.engines import probe
@@ -168,9 +169,14 @@ class Client:
 
     # -- sessions
 
-    def create_session(self, session: str, owner: str) -> Answer:
-        """Make a session; its owner is written once. Raises Refused."""
-        body = {"owner": _slug(owner, "user")}
+    def create_session(self, session: str, owner: str, trial: bool | Sequence[Fault] = False) -> Answer:
+        """Make a session; its owner is written once. `trial`, for tests only: with the faults of the application file,
+        or with these. Raises Refused."""
+        body: dict[str, Any] = {"owner": _slug(owner, "user")}
+        if trial is True:
+            body["trial"] = True
+        elif trial is not False:
+            body["trial"] = {"faults": [fault.model_dump() for fault in trial]}
         return _accepted(self._send("ingress", "PUT", _in_session(session), json=body, headers=self._operator()))
 
     def sessions(self) -> list[str]:
@@ -261,6 +267,23 @@ class Client:
         body = {"state": state, "note": note}
         url = _in_session(session, "operations", _slug(operation, "operation"), "resolve")
         return dict(_accepted(self._send("tools", "POST", url, json=body, headers=self._operator())).body)
+
+    # -- the kill switch
+
+    def pause(self, kind: str, name: str = "", note: str = "", wait_seconds: float = 2.0) -> dict[str, Any]:
+        """Stop sends; `stopped` says whether none begins any more. Raises Refused for what is not there."""
+        body: dict[str, JSON] = {"kind": kind, "name": name, "note": note, "wait_seconds": wait_seconds}
+        return dict(_accepted(self._send("tools", "POST", "/v1/pauses", json=body, headers=self._operator())).body)
+
+    def pauses(self) -> list[dict[str, Any]]:
+        """What is paused, oldest first."""
+        return list(self._get("tools", "/v1/pauses")["pauses"])
+
+    def resume(self, kind: str, name: str = "") -> dict[str, Any]:
+        """Let sends begin again; `ended` says whether they were paused."""
+        named = [_slug(name, kind)] if name else []
+        path = _path("pauses", _slug(kind, "kind"), *named)
+        return dict(_accepted(self._send("tools", "DELETE", path, headers=self._operator())).body)
 
     # -- what did not go the usual way
 

@@ -1,7 +1,7 @@
 """The model of `turnkeeper.yaml`: what an application is. A wrong file is refused whole, every fault by path."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from libs.contracts.faults import Fault
 from libs.contracts.http_call import (
     BODILESS,
     HEADER_NAME,
@@ -525,6 +526,11 @@ class Tool(Part):
             raise ValueError(f"standing: its owner is {self.gate} asked, so nothing can be granted in advance")
         return self
 
+    def actions(self, name: str) -> tuple[str, ...]:
+        """What a call of this tool is called in faults: by its name, in the sandbox also `collection.verb`."""
+        sandbox = self.connector.sandbox
+        return (name,) if sandbox is None else (name, f"{sandbox.collection}.{sandbox.verb}")
+
     @property
     def gate(self) -> Gate:
         """When its owner is asked: `unless-user` for what writes, never otherwise (2-interface)."""
@@ -709,6 +715,8 @@ class Application(Part):
     sandbox: dict[str, World] = {}
     principals: dict[PrincipalPattern, Annotated[tuple[str, ...], Field(min_length=1)]] = {}
     """Grants: who may cause which tools (`text_*`) without asking. What always asks is not granted."""
+    faults: tuple[Fault, ...] = Field((), max_length=100)
+    """What goes wrong on purpose in trials: a file that has them is refused without TURNKEEPER_TRIALS=1."""
 
     @field_validator("tools")
     @classmethod
@@ -730,7 +738,8 @@ class Application(Part):
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
         faults = [
-            *self._tool_faults(), *self._precondition_faults(), *self._source_faults(), *self._principal_faults()
+            *self._tool_faults(), *self._precondition_faults(), *self._source_faults(), *self._principal_faults(),
+            *self.unknown_actions(self.faults),
         ]  # fmt: skip
         if faults:
             raise _Several(faults)
@@ -804,6 +813,15 @@ class Application(Part):
     def _source_faults(self) -> list[str]:
         users = [name for name, source in self.sources.items() if source.verify.scheme == "user-token"]
         return [] if len(users) <= 1 else [f"sources: only one may use user-token, not {', '.join(users)}"]
+
+    def unknown_actions(self, faults: Sequence[Fault]) -> list[str]:
+        """Which faults name an action that no tool has, each by path."""
+        known = {action for name, tool in self.tools.items() for action in tool.actions(name)}
+        return [
+            f"faults.{place}.action: there is no action {fault.action!r}"
+            for place, fault in enumerate(faults)
+            if fault.action not in known
+        ]
 
     @property
     def tool_secrets(self) -> dict[str, str]:

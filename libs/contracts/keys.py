@@ -60,6 +60,8 @@ FAMILIES: tuple[Family, ...] = (
            ("ingress", "consent", "session"), ("session",), "session_ttl", "0.7 k and the body, an input in work"),
     Family("outcome", "p", "input → session, number and what became of it", "hash, day and slot",
            ("ingress", "consent", "session"), ("ingress",), "window + 2 days", "55 an input, 140 alone"),
+    Family("trial", "p", "the mark of a trial, for tests: its faults and their version", "string",
+           ("ingress",), ("ingress", "tools"), "session_ttl", "0.2 k and the faults"),
     Family("waiting", "p", "events for a session that does not exist yet", "hash",
            ("ingress",), ("ingress",), "hold time + 1 day", "0.5 k and the body, each"),
     Family("waitingindex", "p", "such sessions by deadline", "sorted set",
@@ -109,6 +111,16 @@ FAMILIES: tuple[Family, ...] = (
            ("tools",), ("tools",), "emptied by reconciler", "135 an entry"),
     Family("trim", "p", "operations by not_after, until only a tombstone is left of each", "sorted set",
            ("tools",), ("tools",), "emptied by sweeper", "135 an operation of the last 24 h"),
+    Family("faultcount", "p", "which call of an action each call of a trial was", "hash",
+           ("tools",), ("tools",), "30 days", "200 a call"),
+    Family("pauses", "p", "what is paused, as the door's scripts read it, and the version of that", "hash",
+           ("tools",), ("tools",), "one key a partition, at most 500 pauses", "40 a pause"),
+    Family("parked", "p", "calls that wait for the end of a pause, at most 5,000 a partition", "hash",
+           ("tools",), ("tools",), "emptied by resume, or at the call's not_after", "1.5 k and the arguments, each"),
+    Family("parkedorder", "p", "the same by the order in which they came", "sorted set",
+           ("tools",), ("tools",), "emptied with parked", "110 an entry"),
+    Family("parkedends", "p", "the same by their not_after", "sorted set",
+           ("tools",), ("tools",), "emptied with parked", "110 an entry"),
     Family("attempts", "p", "our own count of attempts of a message", "string",
            SERVICES, SERVICES, "1 day", "100 each, only after a fault"),
     Family("outbox", "p", "committed messages of one service until confirmed", "hash",
@@ -125,6 +137,10 @@ FAMILIES: tuple[Family, ...] = (
            SERVICES, SERVICES, "none: one key", "60 once"),
     Family("epoch", "meta", "the store's epoch", "string",
            SERVICES, SERVICES, "none: one key", "60 once"),
+    Family("pauselist", "meta", "what is paused: who, when, why", "hash",
+           ("tools",), ("tools",), "one key, at most 500 pauses", "0.3 k a pause"),
+    Family("pauseseen", "meta", "replica of the door → the version of the pauses that it obeys", "hash",
+           ("tools",), ("tools",), "one key, a field a replica", "80 a replica"),
     Family("probe", "meta", "written by readiness, to see whether Redis takes writes", "string",
            SERVICES, SERVICES, "one key, 10 s", "60 once"),
 )  # fmt: skip
@@ -234,7 +250,7 @@ class Keys:
             self.in_partition("outboxdue", partition, service),
         )
 
-    def meta(self, family: Literal["partitions", "epoch", "probe"]) -> str:
+    def meta(self, family: Literal["partitions", "epoch", "probe", "pauselist", "pauseseen"]) -> str:
         """A key of the whole deployment."""
         return self._key("meta", family)
 
@@ -279,5 +295,9 @@ _BARE: Sequence[str] = (
     "unknown",
     "lookup",
     "standinguse",
+    "pauses",
+    "parked",
+    "parkedorder",
+    "parkedends",
 )
 """Families with one key a tag: their key ends with the family's name."""

@@ -41,7 +41,7 @@ ASYMMETRIC: Mapping[str, str] = {
     "EdDSA": "OKP",
 }
 """Allowed algorithms and the key type (`kty`) that each needs."""
-SCOPES = frozenset({"read", "sessions", "resolve", "release", "*"})
+SCOPES = frozenset({"read", "sessions", "resolve", "release", "pause", "*"})
 _MAX_TOKEN = 8192
 
 
@@ -249,7 +249,7 @@ class Operator:
 
 
 class Operators:
-    """Checks operators' tokens: configured, hashed, scoped (`read sessions resolve release`, `*` for all)."""
+    """Checks operators' tokens: configured, hashed, scoped (`read sessions resolve release pause`, `*` for all)."""
 
     def __init__(self, operators: tuple[Operator, ...]) -> None:
         self._operators = operators

@@ -47,3 +47,8 @@ class Composer:
             body={},
         )
         return Outgoing(id, route.exchange, route.routing_key, encode(envelope, message))
+
+    def again(self, envelope: Envelope, message: Message) -> Outgoing:
+        """A message that was received, to be received once more: with its own id, so that it is known again (G2)."""
+        route = self._topology.route(message, envelope.session)
+        return Outgoing(envelope.id, route.exchange, route.routing_key, encode(envelope, message))

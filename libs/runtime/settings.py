@@ -68,6 +68,9 @@ class RuntimeSettings(BaseSettings):
     operator_tokens: SecretStr = Field(
         SecretStr(""), description="Operators as name:scope+scope:sha256 of the token, by commas"
     )
+    trials: bool = Field(
+        False, description="Allow sessions that are trials, and faults on purpose in them (tests only)"
+    )
     lab: str = Field("", description="Wrong rules for demonstrations, by commas; only `turnkeeper demo` sets them")
     lab_demo: bool = Field(False, description="Set by `turnkeeper demo` on its throw-away stack")
     drain_seconds: float = Field(10.0, gt=0, description="Longest time for the current hand-offs when stopping")

@@ -3,13 +3,13 @@
 import secrets
 from functools import partial
 
-from libs.contracts.application import load_application
 from libs.contracts.consent import CancelAction, DecideByText, IssueAction, SupersedeActions
 from libs.contracts.envelope import Message
 from libs.runtime.auth import Operators, UserTokens
 from libs.runtime.composer import Composer
 from libs.runtime.lifecycle import Runtime, run
 from libs.runtime.publisher import Outgoing
+from libs.runtime.trials import read_application
 from services.consent.decisions import Decisions
 from services.consent.domain import Record, Rules
 from services.consent.edge import Edge
@@ -50,7 +50,7 @@ def emit_for(composer: Composer, session: str, record: Record | None) -> Emit:
 async def build(rt: Runtime[ConsentSettings]) -> None:
     """Wire the service into its runtime."""
     settings = rt.settings
-    application = load_application(settings.config)
+    application = read_application(settings)
     rules = Rules(application, settings.keys_of_seals, question_by_note="question_by_note" in settings.labs)
     metrics = ConsentMetrics(rt.registry)
     actions = RedisActions(rt.store, rt.outbox, rt.keys, rt.clock, settings.outbox_limit)

@@ -5,6 +5,6 @@ Consumes   events that users publish (`turnkeeper.events.in`), `ingress.register
 Publishes  `ingress.input_accepted.v1` and `ingress.timer_skipped.v1` to the session's partition, a notice to operators
            when two sessions claim one subject, and dead letters.
 Owns       in Redis: dedupe, event, admitted, quarantine, quarantineindex (`{iNN}`); subject, held, heldindex (`{sNN}`);
-           owner, sessions, waiting, waitingindex, timer, timers, pendingtimers, and with consent number, inbox, outcome
-           (`{pNN}`).
+           owner, trial, sessions, waiting, waitingindex, timer, timers, pendingtimers, and with consent number, inbox,
+           outcome (`{pNN}`).
 """

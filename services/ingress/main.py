@@ -8,13 +8,14 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from libs.contracts.application import Application, load_application, resolve_secret
+from libs.contracts.application import Application, resolve_secret
 from libs.contracts.ingress import RegisterSubject, SetTimer, StopTimer
 from libs.contracts.keys import SESSION_TTL_MS
 from libs.runtime.auth import Operators, UserTokens
 from libs.runtime.lifecycle import Runtime, incarnation, run
 from libs.runtime.problems import problem_handlers
 from libs.runtime.settings import SettingsError
+from libs.runtime.trials import read_application
 from services.ingress.admission import Admissions, Forgetting
 from services.ingress.deliveries import Configured, Deliveries, Log, signed_tolerance
 from services.ingress.edge import Edge
@@ -72,7 +73,7 @@ def _window_faults(name: str, window: float, tolerance: float | None) -> list[st
 async def build(rt: Runtime[IngressSettings]) -> None:
     """Put ingress together. Raises ApplicationError or SettingsError, which stop the start."""
     settings = rt.settings
-    application = load_application(settings.config)
+    application = read_application(settings)
     sources = configured_sources(application, settings, os.environ)
     mine = incarnation(settings.replica, rt.clock.now_ms())
     metrics = IngressMetrics(rt.registry, sources)
@@ -116,6 +117,7 @@ async def build(rt: Runtime[IngressSettings]) -> None:
         ring,
         rt.clock,
         body_seconds=settings.ingress_body_seconds,
+        application=application if settings.trials else None,
     )
     timers = TimerStore(rt.store, rt.keys, rt.outbox, limits)
     timer_routes = TimerRoutes(timers, admissions, users, operator_tokens)

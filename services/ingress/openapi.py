@@ -91,11 +91,18 @@ DOCUMENT: dict[str, Any] = {
         },
         "/v1/sessions/{session}": {
             "put": _call(
-                "Make a session with its owner, once (scope sessions)",
+                "Make a session with its owner, once; for tests a trial (scope sessions)",
                 "operator",
                 [_in("path", "session")],
                 _object(owner=_SLUG),
-                _answers(_201="made", _200="was there", _400="malformed", _409="another owner", **_OPERATOR, **_LATER),
+                _answers(
+                    _201="made",
+                    _200="was there",
+                    _400="malformed",
+                    _409="another owner or no trial",
+                    **_OPERATOR,
+                    **_LATER,
+                ),
             )
         },
         "/v1/sessions/{session}/messages": {

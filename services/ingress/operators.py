@@ -3,11 +3,14 @@
 from typing import Any
 
 import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from libs.contracts.application import Application
 from libs.contracts.canonical import JSON
+from libs.contracts.faults import Fault, Trial
 from libs.contracts.ids import is_slug, is_text_id
 from libs.runtime.auth import Operators
 from libs.runtime.problems import Problem
@@ -21,6 +24,14 @@ from services.ingress.sweepers import Releases
 
 MAX_BODY = 64 * 1024
 MOST_DIGITS = 18
+
+
+class _Faults(BaseModel):
+    """The faults of one trial, instead of the application file's."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    faults: tuple[Fault, ...] = Field(max_length=100)
 
 
 class OperatorRoutes:
@@ -37,7 +48,10 @@ class OperatorRoutes:
         clock: Clock,
         *,
         body_seconds: float,
+        application: Application | None = None,
     ) -> None:
+        """`application` is given only where trials are switched on."""
+        self._application = application
         self._store = store
         self._sources = sources
         self._admissions = admissions
@@ -64,18 +78,39 @@ class OperatorRoutes:
         return self._operators.check(request.headers.get("authorization"), scope)
 
     async def put_session(self, request: Request) -> Response:
-        """`PUT /v1/sessions/{session}` `{"owner"}`: write the owner, once."""
+        """`PUT /v1/sessions/{session}` `{"owner"}`: write the owner, once. For tests also `"trial"`: true, or its own
+        `{"faults": […]}`."""
         self._operator(request, "sessions")
         session, body = request.path_params["session"], await self._object(request)
         owner = body.get("owner")
         if not is_slug(session) or not isinstance(owner, str) or not is_slug(owner):
             detail = "A session and its owner are named by 1 to 64 letters, digits, - and _."
             raise Problem(400, "malformed", "Not a session and its owner", detail)
-        made = await self._store.create_session(session, owner, self._clock.now_ms())
+        trial = self._trial(body.get("trial"))
+        made = await self._store.create_session(session, owner, self._clock.now_ms(), trial)
+        if made == "real":
+            raise Problem(409, "not-a-trial", "This session is no trial", "Only a new session can be one.")
         if isinstance(made, Taken):
             raise Problem(409, "owner-is-written", "This session has another owner", "An owner is written once.")
         count = await self._releases.session(session) if made.waiting else 0
         return JSONResponse({"session": session, "owner": owner, "released": count}, 201 if made.new else 200)
+
+    def _trial(self, given: JSON) -> str:
+        """The mark of a trial as it is stored, "" for none. Raises Problem."""
+        if given is None or given is False:
+            return ""
+        if self._application is None:
+            raise Problem(403, "trials-off", "There are no trials here", "TURNKEEPER_TRIALS=1 allows them, for tests.")
+        if given is True:
+            return Trial.of(self._application.faults).model_dump_json()
+        try:
+            faults = _Faults.model_validate(given).faults
+        except ValidationError as error:
+            errors = [{"at": ".".join(map(str, one["loc"])), "detail": one["msg"]} for one in error.errors()]
+            raise Problem(400, "malformed", "Not the faults of a trial", errors=errors) from None
+        if unknown := self._application.unknown_actions(faults):
+            raise Problem(400, "malformed", "Not the faults of a trial", "; ".join(unknown))
+        return Trial.of(faults).model_dump_json()
 
     async def get_event(self, request: Request) -> Response:
         """`GET /v1/events/{source}/{event_id}`: what became of an event."""

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from libs.runtime.publisher import Outgoing
 from services.ingress.domain import Event, Misfit
@@ -301,8 +301,10 @@ class Queues(Protocol):
 class Office(Queues, Subjects, Protocol):
     """What operators' calls need. Every method may raise StoreAway."""
 
-    def create_session(self, session: str, owner: str, now: int) -> Awaitable[Created | Taken]:
-        """Write the owner, once."""
+    def create_session(
+        self, session: str, owner: str, now: int, trial: str = ""
+    ) -> Awaitable[Created | Taken | Literal["real"]]:
+        """Write the owner, once, and for tests the mark of a trial. "real": it exists and is none."""
         ...
 
     def record(self, source: str, identity: str, now: int, window_ms: int) -> Awaitable[Record | None]:

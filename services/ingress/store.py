@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import orjson
 import structlog
@@ -153,8 +153,10 @@ class IngressStore:
         found = await self._store.command("GET", self._keys.of_session("owner", session))
         return found.decode() if found is not None else None
 
-    async def create_session(self, session: str, owner: str, now: int) -> Created | Taken:
-        """Write the owner, once."""
+    async def create_session(
+        self, session: str, owner: str, now: int, trial: str = ""
+    ) -> Created | Taken | Literal["real"]:
+        """Write the owner, once, and for tests the mark of a trial. "real": it exists and is none."""
         keys = self._keys
         reply = await self._store.run(
             _CREATE_SESSION,
@@ -162,9 +164,12 @@ class IngressStore:
                 keys.of_session("owner", session),
                 keys.of_session_partition("sessions", session),
                 *self._waiting(session),
+                keys.of_session("trial", session),
             ],
-            [session, owner, now, self._limits.session_ttl_ms],
+            [session, owner, now, self._limits.session_ttl_ms, trial],
         )
+        if reply.tag == "real":
+            return "real"
         return Taken(reply.text(0)) if reply.tag == "taken" else Created(reply.tag == "created", reply.int(0))
 
     async def append(

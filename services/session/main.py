@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema_rs
 import structlog
 
-from libs.contracts.application import Application, load_application
+from libs.contracts.application import Application
 from libs.contracts.canonical import JSON
 from libs.contracts.errors import LostOwnership, StoreAway
 from libs.contracts.ingress import InputAccepted, TimerSkipped
@@ -20,6 +20,7 @@ from libs.runtime.auth import Operators, UserTokens
 from libs.runtime.consumer import Consumer
 from libs.runtime.lifecycle import Runtime, run
 from libs.runtime.partitions import priority
+from libs.runtime.trials import read_application
 from services.session.domain.rules import Rules
 from services.session.edge import make_app
 from services.session.handlers import HANDLED, Handlers
@@ -40,7 +41,7 @@ DEADLINE_SECONDS = 1.0
 async def build(rt: Runtime[SessionSettings]) -> None:
     """Wire the service."""
     settings = rt.settings
-    application = load_application(settings.config)
+    application = read_application(settings)
     take_plans(rt, application)
     planner = planner_inside(application, settings.config)
     metrics = SessionMetrics(rt.registry)

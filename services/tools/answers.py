@@ -38,19 +38,22 @@ class Answers:
         self._keys = keys
 
     def outcome(
-        self, work: Work, state: OperationState, result: JSON, reason: str, now: int, *, spent: bool = False
-    ) -> tuple[str, list[Outgoing]]:
+        self, work: Work, state: OperationState, result: JSON, reason: str, now: int,
+        *, spent: bool = False, heard: tuple[OperationState, str] | None = None,
+    ) -> tuple[str, list[Outgoing]]:  # fmt: skip
         """The reason as it is told, and an outcome's messages: to the session, to applications, and the subject
-        that a committed operation registers. `spent`: it failed, and its key is not released."""
+        that a committed operation registers. `spent`: it failed, and its key is not released. `heard`: state and reason
+        that session and applications hear instead, where a fault was injected."""
         reason = _marked(work.context, reason)
+        told, why = heard or (state, reason)
         finished = StepFinished(
-            operation=work.operation, key=work.key, state=state, result=result, reason=reason, spent=spent,
-            standing=work.context.standing,
+            operation=work.operation, key=work.key, state=told, result=None if heard else result, reason=why,
+            spent=spent, standing=work.context.standing,
         )  # fmt: skip
-        parts = (work.key, work.attempt, state)
+        parts = (work.key, work.attempt, told)
         messages = [
             self._compose(finished, work.session, parts, work.context, now),
-            self._compose(_notice(work.operation, work.tool, state, reason), work.session, parts, work.context, now),
+            self._compose(_notice(work.operation, work.tool, told, why), work.session, parts, work.context, now),
         ]
         subject = self._subject(work, result) if state == "committed" else None
         if subject is not None:
@@ -127,6 +130,17 @@ class Answers:
         if state != "needs_consent":
             messages.append(self._compose(_notice(operation, tool, state, reason), session, parts, told, now))
         return messages
+
+    def waits(
+        self, operation: str, key: str, tool: str, session: str, reason: str, told: Told, now: int
+    ) -> list[Outgoing]:
+        """The word that a call is kept until a pause ends. The same call has the same words, however often kept."""
+        message = StepFinished(operation=operation, key=key, state="in_progress", reason=_marked(told, reason))
+        parts = ("waits", told.call, reason)
+        return [
+            self._compose(message, session, parts, told, now),
+            self._compose(_notice(operation, tool, "in_progress", reason), session, parts, told, now),
+        ]
 
     def _subject(self, work: Work, result: JSON) -> str | None:
         tool = self._catalogue.tool(work.tool)

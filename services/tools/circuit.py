@@ -65,6 +65,11 @@ class Circuit:
         self.why = why
         return self._change(now + self._pause, "opened")
 
+    def give_back(self, given: Pass) -> None:
+        """Nothing was called with it."""
+        if given.probe and given.generation == self._generation:
+            self._probing = False
+
     def _change(self, until: float | None, change: Change) -> Change:
         self._until, self._probing, self._bad = until, False, 0
         self._generation += 1

@@ -22,7 +22,8 @@ from libs.runtime.clock import Clock
 from services.tools.calling import called
 from services.tools.domain import Admitted, Catalogue, Committed, Outcome, Silent, destination_key
 from services.tools.metrics import ToolMetrics
-from services.tools.ports import Call, Connector, Held, Known, Ledger, Told, Turned, Work
+from services.tools.pauses import Stops
+from services.tools.ports import Call, Connector, Held, Known, Ledger, Paused, Told, Turned, Work
 from services.tools.standing import Fate, Reserved, Wanted, fate_of
 
 log = structlog.get_logger(__name__)
@@ -79,7 +80,9 @@ class Conditions:
         *,
         clock: Clock,
         namespace: str,
+        stops: Stops | None = None,
     ) -> None:
+        self._stops = stops or Stops()
         self._catalogue = catalogue
         self._ledger = ledger
         self._grants = grants
@@ -91,7 +94,7 @@ class Conditions:
 
     async def clear(self, call: RunStep, step: Admitted, session: str, told: Told) -> Cleared | HeldBack:
         """Whether the step may be claimed. What nobody has to be asked about always may: nobody waited, so nothing that
-        was shown to a person can have changed."""
+        was shown to a person can have changed. Raises Stopped where what it relies on may not be read now."""
         if step.action is not None:
             held_back = await self._as_approved(call, step, session)
             return held_back or Cleared(step, told)
@@ -106,22 +109,23 @@ class Conditions:
         return Cleared(replace(step, not_after=until), replace(told, standing=use.grant), use)
 
     async def ask_instead(self, call: RunStep, step: Admitted, session: str, why: str) -> HeldBack:
-        """Its owner has to be asked; with what the question's steps rely on, read now."""
+        """Its owner has to be asked; with what the question's steps rely on, read now. Raises Stopped as `clear`."""
         steps = (Step(tool=call.tool, args=call.args), *call.then)
         if len(steps) > self._catalogue.application.session.caps.steps:
             return HeldBack("refused", "too many steps for one question")
-        worlds = await asyncio.gather(*(self._world(session, one, call.key, n) for n, one in enumerate(steps)))
+        origin = step.authority.principal
+        worlds = await asyncio.gather(*(self._world(session, one, call.key, n, origin) for n, one in enumerate(steps)))
         for world in worlds:
             if isinstance(world, Silent):
                 return HeldBack("precondition_failed", NOT_READ.format(why=world.reason))
         told = [world.model_dump() if isinstance(world, World) else None for world in worlds]
         return HeldBack("needs_consent", why, {"worlds": told})
 
-    async def settle(self, cleared: Cleared, call: RunStep, session: str, found: Work | Held | Known | Turned,
+    async def settle(self, cleared: Cleared, call: RunStep, session: str, found: Work | Held | Known | Turned | Paused,
                      state: OperationState | None) -> None:  # fmt: skip
         """Say what became of the use that was reserved. `state` is that of the operation now."""
         use = cleared.use
-        if use is None or isinstance(found, Held):
+        if use is None or isinstance(found, Held | Paused):
             return
         fate = fate_of(state)
         if fate is None and (state == "failed" or isinstance(found, Turned)):
@@ -155,24 +159,24 @@ class Conditions:
         shown = action.worlds[step.step] if step.step < len(action.worlds) else None
         if shown is None:
             return HeldBack("precondition_failed", NEVER_READ)
-        read = await self._read(session, action.steps[step.step], call.key)
+        read = await self._read(session, action.steps[step.step], call.key, step.authority.principal)
         if isinstance(read, Silent):
             return HeldBack("precondition_failed", NOT_READ.format(why=read.reason))
         return None if read == shown.digest else HeldBack("precondition_failed", CHANGED)
 
-    async def _world(self, session: str, step: Step, key: str, number: int) -> World | Silent | None:
+    async def _world(self, session: str, step: Step, key: str, number: int, origin: str) -> World | Silent | None:
         """What a step relies on, under our attestation; None where its tool has no precondition."""
         tool = self._catalogue.tool(step.tool)
         if tool is None or tool.precondition is None:
             return None
         if faults := self._catalogue.faults(step.tool, step.args):
             return Silent("; ".join(faults))
-        read = await self._read(session, step, f"{key}-{number}")
+        read = await self._read(session, step, f"{key}-{number}", origin)
         if isinstance(read, Silent):
             return read
         return World.attested(self._keys, session, step, read, self._clock.now_ms())
 
-    async def _read(self, session: str, step: Step, key: str) -> str | Silent:
+    async def _read(self, session: str, step: Step, key: str, origin: str) -> str | Silent:
         """The digest of what a step relies on, read now. Never raises for what the destination did."""
         tool = self._catalogue.tool(step.tool)
         condition = tool.precondition if tool else None
@@ -187,7 +191,7 @@ class Conditions:
             return Silent("; ".join(faults))
         if condition.tool in self._catalogue.raised:
             return Silent(f"{condition.tool} writes, as its server says; a precondition must not")
-        outcome = await self._ask(session, condition.tool, args, f"{key}-read")
+        outcome = await self._ask(session, condition.tool, args, f"{key}-read", origin)
         if not isinstance(outcome, Committed):
             return Silent(outcome.reason)
         try:
@@ -206,9 +210,13 @@ class Conditions:
         filled: Mapping[str, JSON] = fill(dict(known.identity), {"owner": await self._ledger.owner(session)})
         return filled
 
-    async def _ask(self, session: str, tool: str, args: Mapping[str, JSON], key: str) -> Outcome | Silent:
+    async def _ask(self, session: str, tool: str, args: Mapping[str, JSON], key: str, origin: str) -> Outcome | Silent:
         known, connector = self._catalogue.tool(tool), self._connectors.get(tool)
         if known is None or connector is None:
             return Silent(f"there is no tool {tool}")
         own = destination_key(self._namespace, session, key)
-        return await called(connector, Call(session, "", tool, args, own, known.connector.timeout, key))
+        call = Call(
+            session, "", tool, args, own, known.connector.timeout, key,
+            before_send=lambda: self._stops.check(tool, session, origin),
+        )  # fmt: skip
+        return await called(connector, call)

@@ -110,9 +110,9 @@ class Edge:
 
 def _shown(session: str, key: str, fields: dict[str, str]) -> dict[str, Any]:
     shown: dict[str, Any] = {"session": session, "key": key, "operation": fields.get("id", "")}
-    for name in ("state", "tool", "turn", "root", "action", "step", "reason", "resolved_by"):
+    for name in ("state", "tool", "turn", "root", "action", "step", "reason", "resolved_by", "fault"):
         shown[name] = fields.get(name, "")
-    for name in ("claimed_at", "finished_at", "not_after", "lease_until", "attempt", "looked_up"):
+    for name in ("claimed_at", "finished_at", "not_after", "lease_until", "attempt", "looked_up", "call_number"):
         shown[name] = int(fields[name]) if fields.get(name) else None
     shown["standing"] = told_of(fields).standing
     for name in ("args", "result"):

@@ -14,6 +14,7 @@ from libs.contracts.origin import SealKeys
 from libs.contracts.reasons import OperationState
 from libs.contracts.tools import LookUpOperation, RunStep, WithdrawOperation
 from libs.runtime.consumer import Context
+from libs.runtime.publisher import Outgoing
 from libs.runtime.settle import Outcome
 from services.tools.answers import Answers
 from services.tools.conditions import ENDED, Cleared, Conditions, HeldBack
@@ -33,11 +34,13 @@ from services.tools.execution import Executor
 from services.tools.late import REASON, LateCalls
 from services.tools.lookups import Reconciler, subject_of
 from services.tools.metrics import ToolMetrics
-from services.tools.ports import Held, Known, Ledger, Told, Turned, Work
+from services.tools.pauses import shown
+from services.tools.ports import Held, Known, Ledger, Parking, Paused, Stopped, Told, Turned, Work
 
 log = structlog.get_logger(__name__)
 
 FORGOTTEN = "the store was set back since this was called for, and it may have been done before"
+PAUSED = "paused"
 
 
 class ToolHandlers:
@@ -56,7 +59,9 @@ class ToolHandlers:
         *,
         everybody_is_user: bool = False,
         late: LateCalls | None = None,
+        parking: Parking | None = None,
     ) -> None:
+        self._parking = parking
         self._catalogue = catalogue
         self._ledger = ledger
         self._executor = executor
@@ -78,7 +83,20 @@ class ToolHandlers:
         step = await self._judge(call, session)
         if isinstance(step, Rejection):
             return await self._turn_away(call, ctx, Turned("refused", step.reason, step.code))
-        told = _told(ctx, lab=step.lab, observed=step.observed)
+        while True:
+            try:
+                return await self._under_conditions(call, step, ctx)
+            except Stopped as stopped:  # what it relies on may not be read now
+                if self._parking is None:
+                    raise
+                reads = replace(step, tool=stopped.tool)
+                kept = await self._keep(self._parking, call, reads, ctx, stopped.reason)
+                if kept is not None:
+                    return await self._tell(call, step, kept, ctx, _told(ctx))
+                await self._parking.look()
+
+    async def _under_conditions(self, call: RunStep, step: Admitted, ctx: Context) -> Outcome:
+        session, told = ctx.envelope.session, _told(ctx, lab=step.lab, observed=step.observed)
         cleared = await self._conditions.clear(call, step, session, told)
         if isinstance(cleared, HeldBack):
             if await self._hold_back(call, step, ctx, cleared):
@@ -97,29 +115,80 @@ class ToolHandlers:
                 await self._conditions.void(cleared.use, call, session)
                 return Outcome.REFUSED
             found = await self._claim(call, cleared, ctx)
-        state = await self._run(found, ctx) if isinstance(found, Work) else None
+        state: OperationState | None = None
+        if isinstance(found, Work):
+            ran = await self._run(found, call, cleared.step, ctx)
+            found, state = (ran, None) if isinstance(ran, Paused) else (found, ran)
         outcome = await self._tell(call, step, found, ctx, cleared.told)
         if isinstance(found, Known | Turned):
             state = found.state
         await self._conditions.settle(cleared, call, session, found, state)
         return outcome
 
-    async def _run(self, work: Work, ctx: Context) -> OperationState:
-        if self._may_be_forgotten(work, ctx):
-            return await self._executor.leave_unknown(work, FORGOTTEN)
-        return await self._executor.run(work)
-
-    async def _claim(self, call: RunStep, cleared: Cleared, ctx: Context) -> Work | Held | Known | Turned:
+    async def _claim(self, call: RunStep, cleared: Cleared, ctx: Context) -> Work | Held | Known | Turned | Paused:
         session, step, told = ctx.envelope.session, cleared.step, cleared.told
         lease = self._executor.lease_ms(step.tool)
-        found = await self._ledger.claim(call, step, session, told, lease_ms=lease, now=ctx.now)
+        found = await self._claim_once(call, step, told, lease, ctx)
         if isinstance(found, Held) and self._is_gone(found):
             await self._executor.take_over(session, call.key, tool=step.tool, gone=found.owner)
-            found = await self._ledger.claim(call, step, session, told, lease_ms=lease, now=ctx.now)
+            found = await self._claim_once(call, step, told, lease, ctx)
         return found
 
+    async def _claim_once(
+        self, call: RunStep, step: Admitted, told: Told, lease: int, ctx: Context
+    ) -> Work | Held | Known | Turned | Paused:
+        """Claim the key. What is paused is kept until it may go on; if that is by now, it is claimed again."""
+        while True:
+            found = await self._ledger.claim(call, step, ctx.envelope.session, told, lease_ms=lease, now=ctx.now)
+            if not isinstance(found, Paused) or self._parking is None:
+                return found
+            kept = await self._keep(self._parking, call, step, ctx, f"{PAUSED}: {shown(found.pause)}")
+            if kept is not None:
+                return kept
+
+    async def _keep(
+        self, parking: Parking, call: RunStep, step: Admitted, ctx: Context, reason: str
+    ) -> Paused | Turned | None:
+        """Keep a call until what the step's tool is paused by ends. None where it has ended by now."""
+        match await parking.park(
+            ctx.composer.again(ctx.envelope, call), step, ctx.envelope.session, self._waits(call, step, ctx, reason),
+            ctx.now,
+        ):  # fmt: skip
+            case "parked":
+                log.info("step.waits", operation=call.operation, reason=reason)
+                return Paused(reason)
+            case "full":
+                return Turned("failed", f"{reason}, and too many calls wait already")
+            case "go":
+                return None
+
+    async def _run(self, work: Work, call: RunStep, step: Admitted, ctx: Context) -> OperationState | Paused:
+        """Run what was claimed. What is stopped before anything was sent is kept, as if it had come while paused."""
+        if self._may_be_forgotten(work, ctx):
+            return await self._executor.leave_unknown(work, FORGOTTEN)
+        parking = self._parking
+        try:
+            return await self._executor.run(work)
+        except Stopped as stopped:
+            if parking is None:
+                raise
+            held = stopped.held or work
+            if not await parking.stops(held):  # it was resumed, and we had not heard of it
+                return await self._run(held, call, step, ctx)
+            log.info("operation.stopped", session=work.session, operation=work.operation, reason=stopped.reason)
+            messages = self._waits(call, step, ctx, stopped.reason)
+            await parking.release(held, ctx.composer.again(ctx.envelope, call), step, messages, ctx.now)
+            return Paused(stopped.reason)
+
+    def _waits(self, call: RunStep, step: Admitted, ctx: Context, reason: str) -> list[Outgoing]:
+        """The word that a call waits, to its session and to applications."""
+        self._metrics.count(step.tool, "in_progress")
+        return self._answers.waits(
+            call.operation, call.key, step.tool, ctx.envelope.session, reason, _told(ctx), ctx.now
+        )
+
     async def _tell(
-        self, call: RunStep, step: Admitted, found: Work | Held | Known | Turned, ctx: Context, told: Told
+        self, call: RunStep, step: Admitted, found: Work | Held | Known | Turned | Paused, ctx: Context, told: Told
     ) -> Outcome:
         match found:
             case Work():
@@ -130,6 +199,8 @@ class ToolHandlers:
                 return await self._tell_known(call, ctx, found, told)
             case Turned():
                 return await self._turn_away(call, ctx, found)
+            case Paused():
+                return Outcome.IN_PROGRESS
         assert_never(found)
 
     async def _hold_back(self, call: RunStep, step: Admitted, ctx: Context, held: HeldBack) -> bool:

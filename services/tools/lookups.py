@@ -27,7 +27,8 @@ from services.tools.domain import (
     read_lookup,
 )
 from services.tools.metrics import ToolMetrics
-from services.tools.ports import Call, Connector, Ledger, Work
+from services.tools.pauses import Stops
+from services.tools.ports import Call, Connector, Ledger, Stopped, Work
 
 log = structlog.get_logger(__name__)
 
@@ -61,7 +62,9 @@ class Reconciler:
         *,
         clock: Clock,
         namespace: str,
+        stops: Stops | None = None,
     ) -> None:
+        self._stops = stops or Stops()
         self._catalogue = catalogue
         self._ledger = ledger
         self._connectors = connectors
@@ -79,9 +82,11 @@ class Reconciler:
         """Ask about an unknown operation if it is due, and settle it if the destination knows. What it said; None if
         it was not asked."""
         tool = (await self._ledger.read(session, key)).get("tool", "")
+        lookup = self._lookup(tool)
         begun = await self._ledger.begin_lookup(
-            session, key, ask_ms=self._timeout_ms(tool) + _HOLD_MS, at_once=at_once, now=self._clock.now_ms()
-        )
+            session, key, ask_ms=self._timeout_ms(tool) + _HOLD_MS, at_once=at_once, now=self._clock.now_ms(),
+            asks=lookup.tool if lookup else "",
+        )  # fmt: skip
         if not isinstance(begun, Work):
             return None
         said = await self.ask(Subject(session, key, begun.operation, begun.tool, begun.args))
@@ -120,8 +125,13 @@ class Reconciler:
         call = Call(
             subject.session, subject.operation, lookup.tool, args,
             destination_key(self._namespace, subject.session, own_key), timeout, own_key,
+            before_send=lambda: self._stops.check(lookup.tool, subject.session),
         )  # fmt: skip
-        return read_lookup(lookup, subject.args, await called(self._connectors[lookup.tool], call))
+        try:
+            outcome = await called(self._connectors[lookup.tool], call)
+        except Stopped as stopped:
+            return Silent(stopped.reason)
+        return read_lookup(lookup, subject.args, outcome)
 
     async def _with_owner(self, tool: str, args: dict[str, JSON], session: str) -> dict[str, JSON]:
         """A look-up has no turn and so no origin; of identity it may name the session's owner."""

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 
 import httpx2
 
-from libs.contracts.application import load_application
 from libs.contracts.tools import LookUpOperation, RunStep, WithdrawOperation
 from libs.runtime.auth import Operators
 from libs.runtime.clock import Clock
 from libs.runtime.lifecycle import Runtime, run
 from libs.runtime.settings import LATE_CALL, LOSE_ANSWER, SettingsError
+from libs.runtime.trials import read_application
 from services.tools.answers import Answers
 from services.tools.circuit import Change
 from services.tools.conditions import Conditions
@@ -26,19 +26,26 @@ from services.tools.connectors.timer import TimerConnector
 from services.tools.domain import Catalogue
 from services.tools.edge import Edge, create_app
 from services.tools.execution import Executor
+from services.tools.faults import TrialFaults
 from services.tools.handlers import ToolHandlers
 from services.tools.late import LateCalls
 from services.tools.lookups import Reconciler
 from services.tools.metrics import ToolMetrics
+from services.tools.pauses import Stops
 from services.tools.ports import Call, Connector
 from services.tools.settings import ToolsSettings
 from services.tools.standing import RedisGrants, UseSweeper
+from services.tools.stopping import Stopping, add_routes
+from services.tools.stops import RedisPauses
 from services.tools.store import RedisLedger
 from services.tools.sweeper import Sweeper
 
 TRIM_SECONDS = 30.0
 COUNT_SECONDS = 2.0
 ASK_ABOUT_ALL_SECONDS = 300.0
+OBEY_SECONDS = 0.1
+"""So often a replica looks at what is paused. Nothing that is paused is claimed meanwhile; `pause` waits for the word
+of those that had claimed before."""
 PREFETCH = 256
 BEGIN_SECONDS = 0.01
 MCP_SDK = "libs.runtime.mcp_transport"
@@ -104,7 +111,7 @@ def connect(
 async def build(rt: Runtime[ToolsSettings]) -> None:
     """Wire the door into its runtime. Raises ApplicationError or SettingsError for a wrong file or setting."""
     settings = rt.settings
-    application = load_application(settings.config)
+    application = read_application(settings)
     # Functions of the application lie beside its file.
     sys.path.append(str(settings.config.resolve().parent))
     client = sandbox_client(settings.sandbox_url) if settings.sandbox_url else None
@@ -128,12 +135,13 @@ async def build(rt: Runtime[ToolsSettings]) -> None:
 def _serve(rt: Runtime[ToolsSettings], catalogue: Catalogue, connectors: Mapping[str, Connector]) -> None:
     settings, application = rt.settings, catalogue.application
     metrics = ToolMetrics(rt.registry, application.tools)
+    incarnation, stops = secrets.token_hex(8), Stops()
     ledger = RedisLedger(
         rt.store,
         rt.keys,
         rt.outbox,
         replica=settings.replica,
-        incarnation=secrets.token_hex(8),
+        incarnation=incarnation,
         step_cap=application.session.caps.steps,
     )
     answers = Answers(rt.composer, catalogue, settings.keys_of_seals)
@@ -148,20 +156,27 @@ def _serve(rt: Runtime[ToolsSettings], catalogue: Catalogue, connectors: Mapping
         namespace=settings.namespace,
         lease_grace_ms=round(settings.tools_lease_grace_seconds * 1000),
         store_back=rt.store.wait_back,
+        stops=stops,
+        faults=TrialFaults(rt.store, rt.keys, catalogue) if settings.trials else None,
     )
+    if settings.trials:
+        rt.log.warning("trials.on", faults=len(application.faults))
     reconciler = Reconciler(
-        catalogue, ledger, connectors, answers, metrics, clock=rt.clock, namespace=settings.namespace
+        catalogue, ledger, connectors, answers, metrics, clock=rt.clock, namespace=settings.namespace, stops=stops
     )
     grants = RedisGrants(rt.store, rt.keys)
     conditions = Conditions(
         catalogue, ledger, grants, connectors, settings.keys_of_seals, metrics, clock=rt.clock,
-        namespace=settings.namespace,
+        namespace=settings.namespace, stops=stops,
     )  # fmt: skip
+    pauses = RedisPauses(rt.store, rt.keys, rt.outbox, stops, replica=settings.replica, incarnation=incarnation)
+    operators = _operators(settings)
+    stopping = Stopping(application, pauses, stops, ledger, operators, metrics, rt.clock)
     by_role = "authority_by_role" in settings.labs
     late = settings.lab_values(LATE_CALL)
     handlers = ToolHandlers(
         catalogue, ledger, executor, answers, reconciler, metrics, settings.keys_of_seals, conditions,
-        everybody_is_user=by_role, late=LateCalls(late) if late else None,
+        everybody_is_user=by_role, late=LateCalls(late) if late else None, parking=pauses,
     )  # fmt: skip
     if by_role:
         rt.log.warning("lab.on", switch="authority_by_role")
@@ -183,7 +198,11 @@ def _serve(rt: Runtime[ToolsSettings], catalogue: Catalogue, connectors: Mapping
     rt.every(ASK_ABOUT_ALL_SECONDS, sweeper.ask_about_all, "unasked")
     rt.every(TRIM_SECONDS, sweeper.trim, "trim")
     rt.every(COUNT_SECONDS, sweeper.count_unknown, "unknown")
-    rt.serve(create_app(Edge(catalogue, ledger, answers, _operators(settings), rt.clock)))
+    rt.every(OBEY_SECONDS, stopping.obey, "pauses")
+    rt.every(settings.tools_sweep_seconds, stopping.wake, "parked")
+    app = create_app(Edge(catalogue, ledger, answers, operators, rt.clock))
+    add_routes(app, stopping)
+    rt.serve(app)
 
 
 def _teller(ledger: RedisLedger, answers: Answers, clock: Clock) -> Teller:

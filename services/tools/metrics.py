@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from libs.contracts.faults import FaultMode
+
 OUTCOMES = (
     "committed",
     "refused",
@@ -18,6 +20,7 @@ OUTCOMES = (
     "needs_consent",
 )
 USES = ("spent", "freed")
+PAUSE_KINDS = ("all", "source", "session", "tool")
 LOOKUPS = ("stands", "gone", "none", "silent")
 RETRIES = ("retried", "budget_spent")
 OTHER = "other"
@@ -35,8 +38,21 @@ class ToolMetrics:
         self.unknown = Gauge(
             "turnkeeper_tools_unknown", "Operations whose outcome is unknown: the one to page on", registry=registry
         )
+        self.paused = Gauge(
+            "turnkeeper_tools_paused", "Pauses that this replica of the door obeys, by kind", ["kind"],
+            registry=registry,
+        )  # fmt: skip
+        self.waiting = Gauge(
+            "turnkeeper_tools_waiting", "Calls that wait at the door for the end of a pause", registry=registry
+        )
+        for kind in PAUSE_KINDS:
+            self.paused.labels(kind)
         self._lookups = Counter(
             "turnkeeper_tools_lookups", "What destinations said of operations, by tool", ["tool", "found"],
+            registry=registry,
+        )  # fmt: skip
+        self._injected = Counter(
+            "turnkeeper_tools_faults", "Faults injected on purpose in trials, by tool", ["tool", "mode"],
             registry=registry,
         )  # fmt: skip
         self._uses = Counter(
@@ -75,6 +91,10 @@ class ToolMetrics:
         """Count one use of a standing approval that was spent or is free again."""
         if became in USES:
             self._uses.labels(tool if tool in self._tools else OTHER, became).inc()
+
+    def injected(self, tool: str, mode: FaultMode) -> None:
+        """Count one fault on purpose."""
+        self._injected.labels(tool if tool in self._tools else OTHER, mode).inc()
 
     def looked_up(self, tool: str, found: str) -> None:
         """Count one look-up of an operation of this tool."""

@@ -1,8 +1,8 @@
 """What the handlers need from outside, no wider."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from libs.contracts.canonical import JSON
 from libs.contracts.principals import AGENT
@@ -66,6 +66,16 @@ class Held:
 
 
 @dataclass(frozen=True)
+class Delayed:
+    """A pending operation whose holder is gone, and whose sends are paused. Times in milliseconds (Unix); `keyed_from`
+    as of Work."""
+
+    tool: str
+    keyed_from: int
+    now: int
+
+
+@dataclass(frozen=True)
 class Known:
     """The key has an answer: `state`, from the call `call` as `operation`."""
 
@@ -91,6 +101,28 @@ class Turned:
 
 
 @dataclass(frozen=True)
+class Paused:
+    """Not claimed, and nothing stored: `pause`, such as `tool:book`, stops its sends."""
+
+    pause: str
+
+
+class Stopped(Exception):
+    """Nothing was sent, and nothing may be now: `reason` says why, `tool` what was to be called, `held` the operation
+    where one was claimed for it."""
+
+    def __init__(self, reason: str, tool: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.tool = tool
+        self.held: Work | None = None
+
+
+def _always() -> None:
+    """Nothing stops it."""
+
+
+@dataclass(frozen=True)
 class Call:
     """What a connector is told. `key` is the destination's idempotency key, `timeout` in seconds."""
 
@@ -106,6 +138,9 @@ class Call:
     """Who acts, from the sealed origin: what a destination is told in `Turnkeeper-Actor`."""
     repeat: bool = False
     """It may have been sent before with this key, and may have had its effect then."""
+    before_send: Callable[[], None] = field(default=_always, compare=False, repr=False)
+    """To be called right before whatever may reach the destination, and before each further try. Raises Stopped where
+    sends are paused: what was sent nothing of passes it on, what was sent anything of never calls it again."""
 
 
 class Connector(Protocol):
@@ -129,14 +164,19 @@ class Ledger(Protocol):
 
     async def claim(
         self, call: RunStep, step: Admitted, session: str, told: Told, *, lease_ms: int, now: int
-    ) -> Work | Held | Known | Turned:
-        """Claim the key, or say what is known of it."""
+    ) -> Work | Held | Known | Turned | Paused:
+        """Claim the key, or say what is known of it, or what stops it."""
         ...
 
     async def take_over(
-        self, session: str, key: str, *, gone: str, lease_ms: int, now: int
-    ) -> Work | Held | OperationState:
-        """Take a pending operation whose lease has ended, or whose holder is `gone`."""
+        self, session: str, key: str, *, gone: str, lease_ms: int, now: int, unsent: bool = False
+    ) -> Work | Held | OperationState | Delayed:
+        """Take a pending operation whose lease has ended, or whose holder is `gone`. While its sends are paused only
+        where nothing will be sent (`unsent`)."""
+        ...
+
+    async def hand_back(self, work: Work, now: int) -> None:
+        """Give back what may have been sent before and must not be sent now."""
         ...
 
     async def record(
@@ -147,7 +187,7 @@ class Ledger(Protocol):
         ...
 
     async def begin_lookup(
-        self, session: str, key: str, *, ask_ms: int, at_once: bool, now: int
+        self, session: str, key: str, *, ask_ms: int, at_once: bool, now: int, asks: str = ""
     ) -> Work | int | OperationState:
         """Take the next look-up of an unknown operation, or when it is due, or the state of one that is known."""
         ...
@@ -182,4 +222,28 @@ class Ledger(Protocol):
 
     def is_former_self(self, owner: str) -> bool:
         """Whether an owner token is of an earlier process of this very replica, which is gone."""
+        ...
+
+
+class Parking(Protocol):
+    """Where calls wait for the end of a pause. Every method raises StoreAway when no answer came."""
+
+    async def look(self) -> None:
+        """Obey what is paused now."""
+        ...
+
+    async def stops(self, work: Work) -> bool:
+        """Whether a claimed operation that was just stopped is stopped still, by what the store says now."""
+        ...
+
+    async def park(
+        self, call: Outgoing, step: Admitted, session: str, messages: Sequence[Outgoing], now: int
+    ) -> Literal["parked", "go", "full"]:
+        """Keep a call until its pause ends, and tell that it waits. "go": it is paused no more."""
+        ...
+
+    async def release(
+        self, work: Work, call: Outgoing, step: Admitted, messages: Sequence[Outgoing], now: int
+    ) -> str | None:
+        """Undo a claim of which nothing was sent, and keep its call. None when done, else the state that stands."""
         ...

@@ -20,7 +20,7 @@ from libs.runtime.outbox import Outbox
 from libs.runtime.publisher import Outgoing
 from libs.runtime.scripts import Reply, load_script
 from services.tools.domain import Action, Admitted
-from services.tools.ports import Held, Known, Told, Turned, Work
+from services.tools.ports import Delayed, Held, Known, Paused, Told, Turned, Work
 
 RETENTION_MS = 48 * 3_600_000
 """How long an operation outlives its `not_after`: an old duplicate is never a new key (design §3.4)."""
@@ -33,12 +33,15 @@ LOOKUP_LONGEST_WAIT_MS = 300_000
 """An operation that stays unknown is asked about ever more seldom, at last every five minutes."""
 BY_LOOKUP = "lookup"
 """Who resolved an operation, where its destination said so."""
+PAUSED_AGAIN_MS = 2_000
+"""So often is looked again at what a pause keeps from being taken over or asked about."""
 _OWNERS_CACHED = 10_000
 _REASON_MAX = 500
 
 _CLAIM = load_script("services.tools", "claim_operation")
 _RECORD = load_script("services.tools", "record_operation")
 _TAKE_OVER = load_script("services.tools", "take_over")
+_HAND_BACK = load_script("services.tools", "hand_back")
 _WITHDRAW = load_script("services.tools", "withdraw_operation")
 _BEGIN_LOOKUP = load_script("services.tools", "begin_lookup")
 _SETTLE_LOOKUP = load_script("services.tools", "settle_lookup")
@@ -96,8 +99,8 @@ class RedisLedger:
 
     async def claim(
         self, call: RunStep, step: Admitted, session: str, told: Told, *, lease_ms: int, now: int
-    ) -> Work | Held | Known | Turned:
-        """Claim the key, or say what is known of it. One round trip."""
+    ) -> Work | Held | Known | Turned | Paused:
+        """Claim the key, or say what is known of it, or what stops it. One round trip."""
         owner, asked = self._token(told.call), time.monotonic()
         reply = await self._store.run(
             _CLAIM,
@@ -119,6 +122,8 @@ class RedisLedger:
                 return _known(reply)
             case "refused":
                 return Turned("refused", reply.text(0), code_of("refused", reply.text(0)))
+            case "paused":
+                return Paused(reply.text(0))
             case _:
                 state = cast(OperationState, reply.tag)
                 return Turned(state, code=code_of(state, ""))
@@ -137,6 +142,7 @@ class RedisLedger:
             *(keys.binding_bucket(session, name, at) for name, at in step.authority.inputs),
             *granted,
             *(self._operation(session, key) for key in before),
+            keys.of_session_partition("pauses", session),
         ]
 
     def _claim_args(
@@ -151,14 +157,23 @@ class RedisLedger:
         ]  # fmt: skip
 
     async def take_over(
-        self, session: str, key: str, *, gone: str, lease_ms: int, now: int
-    ) -> Work | Held | OperationState:
-        """Take a pending operation whose lease has ended, or whose holder is `gone`; else its holder or its state."""
+        self, session: str, key: str, *, gone: str, lease_ms: int, now: int, unsent: bool = False
+    ) -> Work | Held | OperationState | Delayed:
+        """Take a pending operation whose lease has ended, or whose holder is `gone`; else its holder or its state.
+
+        `unsent`: also while its sends are paused, since nothing will be sent.
+        """
         self._takes += 1
         owner = self._token(f"take-{self._takes}")
         member, send_by = f"{session}:{key}", time.monotonic() + lease_ms / 1000
-        keys = [self._operation(session, key), self._keys.of_session_partition("lease", session)]
-        reply = await self._store.run(_TAKE_OVER, keys, [now, owner, lease_ms, member, gone])
+        keys = [
+            self._operation(session, key),
+            *(self._keys.of_session_partition(family, session) for family in ("lease", "pauses")),
+        ]
+        args: list[Arg] = [now, owner, lease_ms, member, gone, "1" if unsent else "", PAUSED_AGAIN_MS]
+        reply = await self._store.run(_TAKE_OVER, keys, args)
+        if reply.tag == "paused":
+            return Delayed(reply.text(1), reply.int(2), reply.int(3))
         if reply.tag == "held":
             return Held("", reply.int(0), now)
         if reply.tag == "finished":
@@ -168,6 +183,11 @@ class RedisLedger:
             context=_unpack(reply.raw(4)), attempt=reply.int(5), owner=owner, keyed_from=reply.int(6),
             now=reply.int(7), origin=reply.text(8), send_by=send_by,
         )  # fmt: skip
+
+    async def hand_back(self, work: Work, now: int) -> None:
+        """Give back what may have been sent before and must not be sent now: it is taken over later."""
+        keys = [self._operation(work.session, work.key), self._keys.of_session_partition("lease", work.session)]
+        await self._store.run(_HAND_BACK, keys, [now, work.owner, work.member])
 
     async def record(
         self, work: Work, state: OperationState, result: JSON, reason: str, messages: Sequence[Outgoing], now: int,
@@ -238,17 +258,22 @@ class RedisLedger:
         self._outbox.post(session, messages)
 
     async def begin_lookup(
-        self, session: str, key: str, *, ask_ms: int, at_once: bool, now: int
+        self, session: str, key: str, *, ask_ms: int, at_once: bool, now: int, asks: str = ""
     ) -> Work | int | OperationState:
         """Take the next look-up of an unknown operation, which may last `ask_ms`; `at_once` also before it is due.
+        `asks` is the tool that asks: it may be paused.
 
         Else when it is due (milliseconds), or the state of one that is not unknown.
         """
         self._takes += 1
         token = self._token(f"ask-{self._takes}")
-        keys = [self._operation(session, key), self._keys.of_session_partition("lookup", session)]
+        keys = [
+            self._operation(session, key),
+            *(self._keys.of_session_partition(family, session) for family in ("lookup", "pauses")),
+        ]
         args: list[Arg] = [
-            now, f"{session}:{key}", token, ask_ms, LOOKUP_FIRST_WAIT_MS, LOOKUP_LONGEST_WAIT_MS, "1" if at_once else ""
+            now, f"{session}:{key}", token, ask_ms, LOOKUP_FIRST_WAIT_MS, LOOKUP_LONGEST_WAIT_MS,
+            "1" if at_once else "", asks, PAUSED_AGAIN_MS,
         ]  # fmt: skip
         reply = await self._store.run(_BEGIN_LOOKUP, keys, args)
         if reply.tag == "later":

@@ -34,11 +34,14 @@ from services.tools.conditions import Conditions
 from services.tools.connectors.timer import TimerConnector
 from services.tools.domain import Catalogue, Committed, Outcome
 from services.tools.execution import Executor
+from services.tools.faults import TrialFaults
 from services.tools.handlers import ToolHandlers
 from services.tools.lookups import Reconciler
 from services.tools.metrics import ToolMetrics
+from services.tools.pauses import Stops
 from services.tools.ports import Call, Connector
 from services.tools.standing import RedisGrants, UseSweeper
+from services.tools.stops import RedisPauses
 from services.tools.store import RedisLedger
 from services.tools.sweeper import Sweeper
 
@@ -186,6 +189,8 @@ class Door:
     catalogue: Catalogue
     grants: RedisGrants
     uses: UseSweeper
+    pauses: RedisPauses
+    stops: Stops
     begun: set[asyncio.Task[Any]] = field(default_factory=set)
 
     async def send(
@@ -203,7 +208,7 @@ class Door:
             session=session,
             epoch=epoch,
             at=self.clock.now,
-            body={},
+            body=message.model_dump(mode="json"),
         )
         ctx = Context(envelope, self.clock.now_ms(), self.composer)
         if isinstance(message, RunStep):
@@ -283,8 +288,15 @@ class Door:
 
 @contextlib.asynccontextmanager
 async def open_door(
-    redis_url: str, namespace: str, *, replica: str = "0", incarnation: str = "i1", by_role: bool = False, **caps: int
-) -> AsyncIterator[Door]:
+    redis_url: str,
+    namespace: str,
+    *,
+    replica: str = "0",
+    incarnation: str = "i1",
+    by_role: bool = False,
+    trials: bool = False,
+    **caps: int,
+) -> AsyncIterator[Door]:  # fmt: skip
     """A door whose store runs in the background."""
     redis = connect_redis(redis_url, "test")
     store = Store(redis)
@@ -301,7 +313,7 @@ async def open_door(
         store, keys, outbox, replica=replica, incarnation=incarnation,  # type: ignore[arg-type]
         step_cap=catalogue.application.session.caps.steps,
     )  # fmt: skip
-    answers = Answers(composer, catalogue, SEAL_KEYS)
+    answers, stops = Answers(composer, catalogue, SEAL_KEYS), Stops()
     destination = Destination()
     connectors: dict[str, Connector] = {
         name: destination if tool.connector.timer is None else TimerConnector(tool.connector.timer.verb, clock)
@@ -309,19 +321,34 @@ async def open_door(
     }
     executor = Executor(
         catalogue, ledger, connectors, answers, metrics,
-        clock=clock, namespace=namespace, lease_grace_ms=3000, store_back=store.wait_back,
+        clock=clock, namespace=namespace, lease_grace_ms=3000, store_back=store.wait_back, stops=stops,
+        faults=TrialFaults(store, keys, catalogue) if trials else None,
     )  # fmt: skip
-    reconciler = Reconciler(catalogue, ledger, connectors, answers, metrics, clock=clock, namespace=namespace)
+    reconciler = Reconciler(
+        catalogue, ledger, connectors, answers, metrics, clock=clock, namespace=namespace, stops=stops
+    )
     grants = RedisGrants(store, keys)
-    conditions = Conditions(catalogue, ledger, grants, connectors, SEAL_KEYS, metrics, clock=clock, namespace=namespace)
+    conditions = Conditions(
+        catalogue, ledger, grants, connectors, SEAL_KEYS, metrics, clock=clock, namespace=namespace, stops=stops
+    )
+    pauses = RedisPauses(store, keys, outbox, stops, replica=replica, incarnation=incarnation)  # type: ignore[arg-type]
     handlers = ToolHandlers(
-        catalogue, ledger, executor, answers, reconciler, metrics, SEAL_KEYS, conditions, everybody_is_user=by_role
+        catalogue,
+        ledger,
+        executor,
+        answers,
+        reconciler,
+        metrics,
+        SEAL_KEYS,
+        conditions,
+        everybody_is_user=by_role,
+        parking=pauses,
     )
     sweeper = Sweeper(ledger, executor, reconciler, metrics, clock)
     try:
         yield Door(
             store, keys, clock, ledger, handlers, executor, sweeper, destination, outbox, registry, composer, answers,
-            catalogue, grants, UseSweeper(grants, ledger, metrics, clock),
+            catalogue, grants, UseSweeper(grants, ledger, metrics, clock), pauses, stops,
         )  # fmt: skip
     finally:
         serving.cancel()

@@ -28,8 +28,8 @@ from turnkeeper.target import DINNER, Target
 
 COMMANDS = """up|down|status|doctor|demo|publish|say|cancel|actions|accept|decline|standing list|standing grant|
 standing revoke|sessions|session create|timers|
-timeline|explain|operations|resolve|replay|dead list|dead show|dead replay|dead drop|quarantine list|quarantine show|
-quarantine release|held list|held release|token|secrets init|tools import openapi|
+timeline|explain|operations|resolve|pause|resume|replay|dead list|dead show|dead replay|dead drop|quarantine list|
+quarantine show|quarantine release|held list|held release|token|secrets init|tools import openapi|
 tools import mcp"""
 ALL = [command.strip() for command in COMMANDS.split("|")]
 Handler = Callable[[httpx2.Request], httpx2.Response]
@@ -253,6 +253,75 @@ def test_resolve_sends_the_operators_word(speak: Speak, capsys: pytest.CaptureFi
     path = "/v1/sessions/dinner/operations/O3/resolve"
     assert sent == [(path, "Bearer operator", {"state": "committed", "note": "they say so"})]
     assert "dinner O3 (reserve_table): committed" in capsys.readouterr().out
+
+
+PAUSED = {
+    "kind": "tool", "name": "reserve_table", "by": "operator", "note": "twice", "stopped": True, "in_flight": [],
+    "waiting": 2, "waits": [],
+}  # fmt: skip
+
+
+def test_pause_asks_until_no_send_begins_any_more(speak: Speak, capsys: pytest.CaptureFixture[str]) -> None:
+    flying = [{"session": "s1", "operation": "O3", "tool": "reserve_table"}]
+    answers = [(202, {"stopped": False}), (200, {"in_flight": flying}), (200, {})]
+    sent: list[Any] = []
+
+    def tools(request: httpx2.Request) -> httpx2.Response:
+        sent.append(json.loads(request.content))
+        status, told = answers[len(sent) - 1]
+        return httpx2.Response(status, json={**PAUSED, **told})
+
+    speak(tools)
+    assert cli.run(["pause", "tool", "reserve_table", "--note", "twice"]) == 0
+    assert len(sent) == 3
+    assert [sent[0][name] for name in ("kind", "name", "note")] == ["tool", "reserve_table", "twice"]
+    assert "tool reserve_table paused by operator: twice (2 waiting)" in capsys.readouterr().out
+
+
+def test_pause_names_what_was_sent_before_and_has_no_answer(speak: Speak, capsys: pytest.CaptureFixture[str]) -> None:
+    flying = [{"session": "s1", "operation": "O3", "tool": "reserve_table"}]
+    speak(lambda _: httpx2.Response(201, json={**PAUSED, "in_flight": flying}))
+    assert cli.run(["pause", "tool", "reserve_table", "--wait", "0"]) == 0
+    assert "sent before, without an answer yet: s1 O3 reserve_table" in capsys.readouterr().out
+
+
+def test_pause_alone_lists_and_resume_ends(speak: Speak, capsys: pytest.CaptureFixture[str]) -> None:
+    sent: list[tuple[str, str]] = []
+
+    def tools(request: httpx2.Request) -> httpx2.Response:
+        sent.append((request.method, request.url.path))
+        if request.method == "GET":
+            return httpx2.Response(200, json={"pauses": [PAUSED]})
+        ended = {"kind": "all", "name": "", "ended": len(sent) == 2, "released": 2}
+        return httpx2.Response(200, json=ended)
+
+    speak(tools)
+    assert cli.run(["pause"]) == 0
+    assert cli.run(["resume", "all"]) == 0
+    assert cli.run(["resume", "all"]) == 0
+    assert sent == [("GET", "/v1/pauses"), ("DELETE", "/v1/pauses/all"), ("DELETE", "/v1/pauses/all")]
+    out = capsys.readouterr().out
+    assert "tool reserve_table paused by operator" in out
+    assert "all goes on; 2 waiting calls with it" in out
+    assert "all was not paused" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["pause", "world", "x"], "there is no kind 'world'"),
+        (["pause", "all", "x"], "all has no name"),
+        (["pause", "tool"], "say which tool"),
+        (["resume"], "say what"),
+        (["resume", "session"], "say which session"),
+    ],
+)
+def test_what_cannot_be_paused_is_a_fault_in_one_line(
+    words: list[str], says: str, speak: Speak, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speak(lambda _: httpx2.Response(500))
+    assert cli.run(words) == 1
+    assert says in capsys.readouterr().err
 
 
 def record_of(*texts: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from turnkeeper.cli import (
     explain,
     held,
     ledger,
+    pauses,
     quarantine,
     replay,
     secrets,
@@ -59,7 +60,7 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for group in (stacks, doctor, demo, events, consent, sessions, explain, ledger, replay, tokens):
+    for group in (stacks, doctor, demo, events, consent, sessions, explain, ledger, pauses, replay, tokens):
         group.register(app)
     app.add_typer(sessions.session_app, name="session")
     app.add_typer(standing.app, name="standing")

@@ -87,6 +87,7 @@ def _examine(state: Path) -> Iterator[Finding]:
         for service in SERVICES:
             yield from _service(client, service)
         yield _unknown(client)
+        yield _paused(client)
     yield _dead(speaking)
 
 
@@ -167,6 +168,18 @@ def _unknown(client: Client) -> Finding:
     named = ", ".join(f"{one['session']} {one['operation']}" for one in found[:5])
     todo = 'find out what became of each, then: turnkeeper resolve SESSION OPERATION committed|failed --note "…"'
     return Finding("unknown operations", not found, f"{len(found)}: {named}" if found else "none", todo)
+
+
+def _paused(client: Client) -> Finding:
+    """A pause is no fault; one that was forgotten is, so each is named with its way out."""
+    try:
+        found = client.pauses()
+    except (ClientError, TargetError) as error:
+        return Finding("pauses", False, "cannot be read", fault_line(error))
+    named = "; ".join(
+        f"{one['kind']} {one['name']}".strip() + f" by {one['by']}, {one['waiting']} waiting" for one in found[:5]
+    )
+    return Finding("pauses", not found, named or "none", "turnkeeper pause shows them; turnkeeper resume KIND [NAME]")
 
 
 def _dead(speaking: Target) -> Finding:

@@ -51,6 +51,9 @@ def _session() -> None:
 def create(
     session: SessionName,
     owner: Annotated[str, typer.Option(help="The user whose session it is; written once.", metavar="USER")],
+    trial: Annotated[
+        bool, typer.Option("--trial", help="For tests: with the application file's faults (TURNKEEPER_TRIALS=1).")
+    ] = False,
     state: State = STATE,
     as_json: Json = False,
 ) -> None:
@@ -61,7 +64,7 @@ def create(
       turnkeeper session create dinner --owner ana
     """
     with client(state) as asking:
-        answer = asking.create_session(session, owner)
+        answer = asking.create_session(session, owner, trial)
     if as_json:
         print_json(dict(answer.body))
     else:

@@ -7,7 +7,7 @@ import typer
 
 from turnkeeper import stack as stacks
 from turnkeeper.cli.options import STATE, Json, State
-from turnkeeper.client import Client, Unreachable
+from turnkeeper.client import Client, ClientError, Unreachable
 from turnkeeper.engines import KINDS
 from turnkeeper.printing import print_json, print_line, print_rows, progress
 from turnkeeper.target import find_config, of_stack
@@ -96,9 +96,21 @@ def status(state: State = STATE, as_json: Json = False) -> None:
     made = stacks.read_stack(state)
     rows = _rows(made)
     print_rows(rows, ("name", "runs", "ready", "url", "pid", "says"), as_json=as_json)
+    for line in _pauses(made):
+        progress(line)
     if not all(row["ready"] for row in rows):
         progress("something is not well: turnkeeper doctor says what, and what to do")
         raise typer.Exit(1)
+
+
+def _pauses(made: stacks.Stack) -> list[str]:
+    """What is paused, a line each; nothing where the door does not answer, which the table says."""
+    try:
+        with Client(of_stack(made)) as client:
+            found = client.pauses()
+    except ClientError:
+        return []
+    return [f"paused: {one['kind']} {one['name']}".rstrip() + f" by {one['by']}: {one['note']}" for one in found]
 
 
 def _rows(made: stacks.Stack) -> list[dict[str, Any]]:

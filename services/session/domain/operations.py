@@ -1,6 +1,7 @@
 """Operations outlive turns: their keys, what is sent of them, and which of them a restarted turn uses again."""
 
 from libs.contracts.canonical import JSON, canonical
+from libs.contracts.faults import INJECTED
 from libs.contracts.session import Step
 from libs.contracts.tools import RunStep, StepFinished, WithdrawOperation, action_key, operation_key
 from services.session.domain import offers, subjects
@@ -97,7 +98,7 @@ def _key(draft: Draft, turn: Turn, step: Step, rules: Rules) -> str:
     """Lineage, tool, arguments, occurrence: two genuine identical wishes have two keys (design §3.4).
 
     What failed and released its key, as before it was sent, is tried anew with it; where the key is spent the next
-    occurrence is.
+    occurrence is. So is what met a fault on purpose tried anew, whose caller cannot know whether it was done.
     """
     root = turn.id if "keys_by_turn" in rules.labs else turn.root  # the lab's wrong form
     if "keys_by_step" in rules.labs:
@@ -115,7 +116,8 @@ def _released(draft: Draft, turn: Turn, step: Step) -> str:
     for result in reversed(turn.results):
         if same_call(result, step):
             known = draft.state.operations.get(result.operation)
-            return known.key if known is not None and result.state == "failed" and not known.spent else ""
+            again = result.state == "failed" or result.reason.startswith(INJECTED)
+            return known.key if known is not None and again and not known.spent else ""
     for kept in turn.kept:
         if kept.state == "failed" and not kept.taken and same_call(kept, step):
             take(draft, kept)

@@ -16,6 +16,8 @@ def on_result(draft: Draft, finished: StepFinished, rules: Rules, *, last_word: 
     `last_word`: no more news is waited for, the turn's deadline is reached.
     """
     known = draft.state.operations.get(finished.operation)
+    if known is not None and finished.state == "in_progress" and finished.reason:
+        _waits(draft, known, finished.reason)
     if known is None or known.key != finished.key or not operations.advances(known.state, finished.state):
         return
     operations.store_result(draft, known, finished, rules)
@@ -27,6 +29,14 @@ def on_result(draft: Draft, finished: StepFinished, rules: Rules, *, last_word: 
         draft.set_turn(deadline=min(turn.deadline, draft.now + rules.look_up_wait_ms))
         return
     give_result(draft, known, finished, rules)
+
+
+def _waits(draft: Draft, known: OperationRef, reason: str) -> None:
+    """The door keeps it for now, as while its tool is paused: said once. The turn's deadline counts on."""
+    if known.state == "sent" and not known.waits:
+        waits = known.model_copy(update={"waits": True})
+        draft.set(operations={**draft.state.operations, known.id: waits})
+        draft.line("notice", f"{known.tool} waits: {reason}", operation=known.id, turn=known.turn)
 
 
 def give_result(draft: Draft, known: OperationRef, finished: StepFinished, rules: Rules) -> None:

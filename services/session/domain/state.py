@@ -87,6 +87,8 @@ class OperationRef(Part):
     """Its turn was told that its outcome is unknown, so the truth is owed (design §3.2)."""
     spent: bool = False
     """It failed, and to try anew takes another key: the door does not know that nothing can come of it any more."""
+    waits: bool = False
+    """The door has said that it keeps the call for now."""
 
 
 class Result(Part):

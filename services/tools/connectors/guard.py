@@ -13,7 +13,7 @@ from libs.contracts.application import Application, Tool
 from services.tools.circuit import Budget, Change, Circuit, Pass
 from services.tools.domain import Failed, NotSent, Outcome, Unknown, of_repeat
 from services.tools.metrics import ToolMetrics
-from services.tools.ports import Call, Connector
+from services.tools.ports import Call, Connector, Stopped
 
 log = structlog.get_logger(__name__)
 
@@ -64,6 +64,9 @@ class Guard:
             return Failed(self._paused(self._circuit, entered))
         try:
             outcome = await self._tried(call)
+        except Stopped:
+            self._circuit.give_back(entered)
+            raise
         except BaseException as ended:
             # Cancelled by its time-out, or broken: whoever runs it will say unknown.
             self._leave(self._circuit, entered, call, bad=True, why=f"it ended with {type(ended).__name__}")

@@ -113,6 +113,7 @@ class HttpConnector:
         except (Unfit, TemplateError) as error:
             # The same arguments never fit: nothing was sent, and nothing is wrong with the destination.
             return Refused(f"the arguments do not fit the request: {self._told(str(error))}")
+        call.before_send()
         answer = Answer()
         try:
             async with asyncio.timeout(call.timeout * _SHARE_IN_ALL):

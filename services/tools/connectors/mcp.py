@@ -137,6 +137,7 @@ class McpTool:
     async def _call(self, session: Session, listed: Listed, call: Call) -> Outcome:
         from libs.runtime.mcp_transport import noted
 
+        call.before_send()  # reaching the server and reading its list took time
         with noted() as attempt:
             try:
                 answer = await _send(session, self._connector.tool, call)

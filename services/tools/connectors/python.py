@@ -13,7 +13,7 @@ import structlog
 from libs.contracts.canonical import canonical
 from libs.contracts.errors import ContractError
 from services.tools.domain import Committed, Failed, Outcome, Refused, Unknown
-from services.tools.ports import Call
+from services.tools.ports import Call, Stopped
 
 log = structlog.get_logger(__name__)
 
@@ -56,16 +56,24 @@ class PythonConnector:
         except TypeError as error:
             return Failed(f"the function does not take these arguments: {error}")
         try:
-            return _outcome(await self._called(keywords), call.tool)
+            return _outcome(await self._called(keywords, call), call.tool)
+        except Stopped:
+            raise
         except Exception as error:
             log.warning("function.raised", tool=call.tool, operation=call.operation, error=repr(error)[:300])
             return Unknown(f"the function raised {type(error).__name__}")
 
-    async def _called(self, keywords: dict[str, Any]) -> Any:
+    async def _called(self, keywords: dict[str, Any], call: Call) -> Any:
         if inspect.iscoroutinefunction(self._function):
             return await self._function(**keywords)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, functools.partial(self._function, **keywords))
+        # It may have waited for a thread, and a pause may have come meanwhile.
+        return await loop.run_in_executor(self._threads, functools.partial(_begun, call, self._function, keywords))
+
+
+def _begun(call: Call, function: Callable[..., Any], keywords: dict[str, Any]) -> Any:
+    call.before_send()
+    return function(**keywords)
 
 
 def _outcome(value: Any, tool: str) -> Outcome:

@@ -41,6 +41,7 @@ class SandboxConnector:
         except TemplateError as error:
             return Failed(f"the connector's where or set: {error}")
         for delay in (*_RETRY_AFTER_SECONDS, None):
+            call.before_send()
             try:
                 return await self._send(content, call)
             except _NOT_SENT as error:

@@ -2,7 +2,7 @@
 -- KEYS     1 operation  2 session's index  3 lease  4 trim
 --          5-7 bindings of the turn: tomorrow's, today's, yesterday's bucket
 --          then n binding buckets, one a seal; then, for an action's step: the action, and the operations of the
---          steps before it in their order
+--          steps before it in their order; last of all, pauses
 -- ARGV     1 now (ms)  2 call  3 owner token  4 lease (ms)  5 not_after (ms)  6 fingerprint  7 operation  8 turn
 --          9 root turn  10 tool  11 arguments  12 context  13 session  14 origin  15 step cap
 --          16 time to live of bindings (ms)  17 longest index  18 member of lease and trim  19 operation key
@@ -13,6 +13,7 @@
 --          {"known", state, result, reason, call, operation, attempt, tool, "1" for a failure whose key is spent}
 --          {"conflict"} {"expired"}          nothing is stored
 --          {"refused", reason}               nothing is stored
+--          {"paused", pause}                 nothing is stored: its sends are paused
 -- INVARIANT a key is claimed at most once per attempt, by one owner, and a later attempt only follows a failure that
 --          was proved before sending, or one that the destination told of while it honours the key of before (G4). A
 --          turn has one origin, an input one root turn, each written once; an
@@ -20,6 +21,7 @@
 --          are committed (G3, G6).
 -- Atomic, since a claim without its bindings or its spent step could be repeated under another key.
 --@include now
+--@include paused
 local now = store_now(ARGV[1])
 local call, owner, not_after = ARGV[2], ARGV[3], tonumber(ARGV[5])
 local seals = tonumber(ARGV[23])
@@ -44,6 +46,8 @@ if state and (state ~= 'failed' or spent or old[3] == call or now > not_after) t
           spent and '1' or ''}
 end
 if now > not_after then return {'expired'} end
+local pause = paused_by(KEYS[#KEYS], ARGV[10], ARGV[13], ARGV[14])
+if pause then return {'paused', pause} end
 
 local turn_field = 't:' .. ARGV[13] .. ':' .. ARGV[9]
 local bound = redis.call('HGET', KEYS[5], turn_field) or redis.call('HGET', KEYS[6], turn_field)
