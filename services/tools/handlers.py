@@ -12,6 +12,7 @@ from libs.contracts.origin import SealKeys
 from libs.contracts.tools import LookUpOperation, RunStep, WithdrawOperation
 from libs.runtime.consumer import Context
 from libs.runtime.settle import Outcome
+from services.tools import evidence
 from services.tools.answers import Answers
 from services.tools.domain import Admitted, Catalogue, Found, Nothing, Rejection, Said, Silent, admit
 from services.tools.execution import Executor
@@ -138,7 +139,8 @@ class ToolHandlers:
     async def _turn_away(self, call: RunStep, ctx: Context, turned: Turned) -> Outcome:
         session, told = ctx.envelope.session, _told(ctx)
         answer = self._answers.turned(call.operation, call.key, session, turned.state, turned.reason, told, ctx.now)
-        await self._ledger.answer(session, [answer], ctx.now)
+        line = evidence.turned_away(call, turned.state, turned.reason, told)
+        await self._ledger.answer(session, [answer], ctx.now, line)
         self._metrics.count(call.tool, turned.state)
         log.info("step.turned_away", operation=call.operation, state=turned.state, reason=turned.reason)
         return Outcome.REFUSED

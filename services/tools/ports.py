@@ -154,8 +154,8 @@ class Ledger(Protocol):
         """Leave a tombstone under an absent key. None when withdrawn, else what is known of it."""
         ...
 
-    async def answer(self, session: str, messages: Sequence[Outgoing], now: int) -> None:
-        """Queue messages that change no operation."""
+    async def answer(self, session: str, messages: Sequence[Outgoing], now: int, told: bytes = b"") -> None:
+        """Queue messages that change no operation; `told` is the line of evidence of it."""
         ...
 
     def is_former_self(self, owner: str) -> bool:

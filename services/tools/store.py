@@ -13,9 +13,11 @@ from libs.contracts.reasons import OperationState
 from libs.contracts.session import Step
 from libs.contracts.tools import RunStep, action_key
 from libs.runtime.batch import Arg, Store
+from libs.runtime.evidence import evidence_args, evidence_keys
 from libs.runtime.outbox import Outbox
 from libs.runtime.publisher import Outgoing
 from libs.runtime.scripts import Reply, load_script
+from services.tools import evidence
 from services.tools.domain import Action, Admitted
 from services.tools.ports import Held, Known, Told, Turned, Work
 
@@ -128,17 +130,20 @@ class RedisLedger:
             *(keys.binding_bucket(session, name, at) for name, at in step.authority.inputs),
             *granted,
             *(self._operation(session, key) for key in before),
+            *evidence_keys(keys, session),
         ]
 
     def _claim_args(
         self, call: RunStep, step: Admitted, session: str, told: Told, owner: str, lease_ms: int, now: int
     ) -> list[Arg]:
+        packed, context = orjson.dumps(dict(step.args)), _pack(told)
         return [
             now, told.call, owner, lease_ms, step.not_after, step.fingerprint, call.operation, call.turn, call.root,
-            step.tool, orjson.dumps(dict(step.args)), _pack(told), session, step.authority.principal, self._step_cap,
+            step.tool, packed, context, session, step.authority.principal, self._step_cap,
             BINDING_TTL_MS, INDEX_MAX, f"{session}:{call.key}", call.key, SESSION_TTL_MS,
             "" if step.action is None else str(step.step), len(step.action.steps) if step.action else 0,
             len(step.authority.inputs), *(name for name, _ in step.authority.inputs),
+            *evidence_args(session, evidence.attempt(call, step, told, owner, lease_ms, packed, context)),
         ]  # fmt: skip
 
     async def take_over(
@@ -148,8 +153,10 @@ class RedisLedger:
         self._takes += 1
         owner = self._token(f"take-{self._takes}")
         member = f"{session}:{key}"
-        keys = [self._operation(session, key), self._keys.of_session_partition("lease", session)]
-        reply = await self._store.run(_TAKE_OVER, keys, [now, owner, lease_ms, member, gone])
+        lease = self._keys.of_session_partition("lease", session)
+        keys = [self._operation(session, key), lease, *evidence_keys(self._keys, session)]
+        told = evidence_args(session, evidence.takeover(key, owner, lease_ms))
+        reply = await self._store.run(_TAKE_OVER, keys, [now, owner, lease_ms, member, gone, *told])
         if reply.tag == "held":
             return Held("", reply.int(0), now)
         if reply.tag == "finished":
@@ -173,10 +180,13 @@ class RedisLedger:
             self._keys.of_session_partition("lease", work.session),
             *self._doubts(work.session),
             *self._outbox.keys(work.session),
+            *evidence_keys(self._keys, work.session),
         ]
+        raw, reason = orjson.dumps(result), reason[:_REASON_MAX]
         args: list[Arg] = [
-            now, work.owner, state, orjson.dumps(result), reason[:_REASON_MAX], work.member, RETENTION_MS,
+            now, work.owner, state, raw, reason, work.member, RETENTION_MS,
             "1" if asked else "", *self._outbox.args(messages),
+            *evidence_args(work.session, evidence.outcome(work, state, raw, reason)),
         ]  # fmt: skip
         reply = await self._store.run(_RECORD, keys, args)
         if reply.tag == "fenced":
@@ -192,9 +202,11 @@ class RedisLedger:
             self._operation(session, key),
             self._keys.of_session("operations", session),
             *self._outbox.keys(session),
+            *evidence_keys(self._keys, session),
         ]
         args: list[Arg] = [
-            now, operation, not_after, RETENTION_MS, call, key, INDEX_MAX, SESSION_TTL_MS, *self._outbox.args(messages)
+            now, operation, not_after, RETENTION_MS, call, key, INDEX_MAX, SESSION_TTL_MS, *self._outbox.args(messages),
+            *evidence_args(session, evidence.withdrawn(key, operation, not_after, call)),
         ]  # fmt: skip
         reply = await self._store.run(_WITHDRAW, keys, args)
         if reply.tag == "known":
@@ -202,9 +214,12 @@ class RedisLedger:
         self._outbox.post(session, messages)
         return None
 
-    async def answer(self, session: str, messages: Sequence[Outgoing], now: int) -> None:
-        """Queue and send messages that change no operation."""
-        await self._store.run(_ANSWER, self._outbox.keys(session), [now, *self._outbox.args(messages)])
+    async def answer(self, session: str, messages: Sequence[Outgoing], now: int, told: bytes = b"") -> None:
+        """Queue and send messages that change no operation; `told` is the line of evidence of it."""
+        keys, args = self._outbox.keys(session), [now, *self._outbox.args(messages)]
+        if told:
+            keys, args = keys + evidence_keys(self._keys, session), args + evidence_args(session, told)
+        await self._store.run(_ANSWER, keys, args)
         self._outbox.post(session, messages)
 
     async def begin_lookup(
@@ -237,10 +252,15 @@ class RedisLedger:
     ) -> str | None:  # fmt: skip
         """What the destination said when it was asked at `work.now`. None when it counts, else the state that stands,
         or "early": a holder's call may still arrive within `silent_ms` after its lease."""
-        keys = [self._operation(work.session, work.key), *self._doubts(work.session), *self._outbox.keys(work.session)]
+        keys = [
+            self._operation(work.session, work.key), *self._doubts(work.session), *self._outbox.keys(work.session),
+            *evidence_keys(self._keys, work.session),
+        ]  # fmt: skip
+        raw, reason = orjson.dumps(result), reason[:_REASON_MAX]
         args: list[Arg] = [
-            now, state, orjson.dumps(result), reason[:_REASON_MAX], BY_LOOKUP, work.member, RETENTION_MS, work.now,
+            now, state, raw, reason, BY_LOOKUP, work.member, RETENTION_MS, work.now,
             silent_ms, *self._outbox.args(messages),
+            *evidence_args(work.session, evidence.looked_up(work, state, raw, reason, BY_LOOKUP)),
         ]  # fmt: skip
         reply = await self._store.run(_SETTLE_LOOKUP, keys, args)
         if reply.tag == "resolved":
@@ -258,9 +278,14 @@ class RedisLedger:
         now: int,
     ) -> str | None:  # fmt: skip
         """An operator's word on what is unknown. None when it counts, else the state that stands or "absent"."""
-        keys = [self._operation(session, key), *self._doubts(session), *self._outbox.keys(session)]
+        keys = [
+            self._operation(session, key), *self._doubts(session), *self._outbox.keys(session),
+            *evidence_keys(self._keys, session),
+        ]  # fmt: skip
+        note = note[:_REASON_MAX]
         args: list[Arg] = [
-            now, state, note[:_REASON_MAX], operator, f"{session}:{key}", RETENTION_MS, *self._outbox.args(messages)
+            now, state, note, operator, f"{session}:{key}", RETENTION_MS, *self._outbox.args(messages),
+            *evidence_args(session, evidence.resolved(key, state, note, operator)),
         ]  # fmt: skip
         reply = await self._store.run(_RESOLVE, keys, args)
         if reply.tag == "resolved":

@@ -7,6 +7,7 @@
 -- INVARIANT a session has one owner for its whole life: consent takes the approver from here (G6).
 -- Atomic: of two that claim one session, one owns it.
 --@include held_queue
+--@include evidence
 local owner = redis.call('GET', KEYS[1])
 if owner and owner ~= ARGV[2] then
   return {'taken', owner}
@@ -14,6 +15,7 @@ end
 if not owner then
   redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[4])
   redis.call('ZADD', KEYS[2], ARGV[3], ARGV[1])
+  evidence_add(tonumber(ARGV[3]), 'created')
 end
 local waiting = queue_size(KEYS[3])
 if waiting > 0 then

@@ -19,6 +19,7 @@
 --          are committed (G3, G6).
 -- Atomic, since a claim without its bindings or its spent step could be repeated under another key.
 --@include now
+--@include evidence
 local now = store_now(ARGV[1])
 local call, owner, not_after = ARGV[2], ARGV[3], tonumber(ARGV[5])
 local seals = tonumber(ARGV[23])
@@ -98,4 +99,5 @@ redis.call('ZADD', KEYS[4], ARGV[5], ARGV[18])
 redis.call('ZADD', KEYS[2], now, ARGV[7] .. ':' .. ARGV[19])
 redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1 - tonumber(ARGV[17]))
 redis.call('PEXPIRE', KEYS[2], ARGV[20])
+evidence_add(now, 'claimed', attempt + 1)
 return {'claimed', attempt + 1}
