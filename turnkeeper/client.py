@@ -242,6 +242,10 @@ class Client:
         named = _slug(operation, "operation")
         return self._get("tools", _path("operations", _slug(session, "session"), named))
 
+    def evidence(self, session: str) -> dict[str, Any]:
+        """A session's evidence as it is stored (operator), sealed up to now. Raises Refused."""
+        return self._get("tools", _in_session(session, "evidence"))
+
     def resolve(self, session: str, operation: str, state: str, note: str) -> dict[str, Any]:
         """An operator's word on an unknown outcome. Raises Refused."""
         body = {"state": state, "note": note}

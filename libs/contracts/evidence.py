@@ -221,6 +221,12 @@ def check_chain(chain: Chain, public: Mapping[str, str], kept: Sequence[Head] = 
     return breaks
 
 
+def check_kept(chain: Chain, kept: Sequence[Head]) -> list[Break]:
+    """What is broken in a chain by heads of which only number and hash were kept."""
+    found = {chain.base: chain.previous, **{chain.base + at: link for at, link in enumerate(chain.links, 1)}}
+    return [fault for head in kept for fault in _check_head(f"kept head {head.number}", head, chain, found, {})]
+
+
 def _check_entries(chain: Chain) -> tuple[dict[int, str], list[Break]]:
     found: dict[int, str] = {chain.base: chain.previous}
     breaks: list[Break] = []

@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from libs.contracts.canonical import JSON, digest
 from libs.contracts.envelope import Destination, Message
+from libs.contracts.evidence import Block
 from libs.contracts.ids import Slug, derive_id
 from libs.contracts.origin import Seal
 from libs.contracts.reasons import OperationState
@@ -70,6 +71,14 @@ class StepFinished(Message):
     result: JSON = None
     reason: str = ""
     replay: bool = False
+
+
+class EvidenceSealed(Message):
+    """Entries of a session's evidence with their links and the signed head, for the archive."""
+
+    TO: ClassVar[Destination] = "archive"
+
+    block: Block
 
 
 def operation_key(root: str, tool: str, args: dict[str, JSON], occurrence: int) -> str:

@@ -2,8 +2,10 @@
 
 Consumes `tools.run_step`, `tools.withdraw_operation` and `tools.look_up_operation` from `turnkeeper.tools`; publishes
 `tools.step_finished` and `tools.looked_up` to the session's partition, `ingress.register_subject`, `ingress.set_timer`
-and `ingress.stop_timer` to ingress, and notices of topic `operation`. Owns in Redis, in the session's partition:
-operation, operations, lease, unknown, lookup, trim, binding; spends the steps of an action, which is
+and `ingress.stop_timer` to ingress, notices of topic `operation` and `evidence`, and
+`tools.evidence_sealed` to the archive. Owns in Redis, in the session's partition:
+operation, operations, lease, unknown, lookup, trim, binding, and of the evidence that every service tells: chain,
+links, heads; spends the steps of an action, which is
 consent's, in the script that claims.
 
 Read `handlers` → `domain` → `store` → `connectors`: authority → tool → arguments → permission → identity → one script

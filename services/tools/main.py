@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 import httpx2
 
 from libs.contracts.application import Application, load_application
+from libs.contracts.evidence import Signer
 from libs.contracts.tools import LookUpOperation, RunStep, WithdrawOperation
 from libs.runtime.auth import Operators
 from libs.runtime.clock import Clock
@@ -18,11 +19,13 @@ from services.tools.connectors.sandbox import SandboxConnector, sandbox_client
 from services.tools.connectors.timer import TimerConnector
 from services.tools.domain import Catalogue
 from services.tools.edge import Edge, create_app
+from services.tools.evidence_edge import EvidenceEdge, add_evidence_routes
 from services.tools.execution import Executor
 from services.tools.handlers import ToolHandlers
 from services.tools.late import LateCalls
 from services.tools.lookups import Reconciler
 from services.tools.metrics import ToolMetrics
+from services.tools.notary import Evidence
 from services.tools.ports import Connector
 from services.tools.settings import ToolsSettings
 from services.tools.store import RedisLedger
@@ -135,7 +138,19 @@ def _serve(rt: Runtime[ToolsSettings], application: Application, connectors: Map
     rt.every(ASK_ABOUT_ALL_SECONDS, sweeper.ask_about_all, "unasked")
     rt.every(TRIM_SECONDS, sweeper.trim, "trim")
     rt.every(COUNT_SECONDS, sweeper.count_unknown, "unknown")
-    rt.serve(create_app(Edge(catalogue, ledger, answers, _operators(settings), rt.clock)))
+    operators = _operators(settings)
+    app = create_app(Edge(catalogue, ledger, answers, operators, rt.clock))
+    evidence = _evidence(rt)
+    add_evidence_routes(app, EvidenceEdge(evidence, ledger, settings.keys_of_seals, operators))
+    rt.every(settings.tools_evidence_seconds, evidence.seal_due, "evidence")
+    rt.serve(app)
+
+
+def _evidence(rt: Runtime[ToolsSettings]) -> Evidence:
+    signer = Signer.parse(rt.settings.evidence_key.get_secret_value())
+    if not signer.keys:
+        rt.log.warning("evidence.unsigned", setting="TURNKEEPER_EVIDENCE_KEY")
+    return Evidence(rt.store, rt.keys, rt.outbox, rt.composer, rt.clock, signer)
 
 
 def _operators(settings: ToolsSettings) -> Operators:

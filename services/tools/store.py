@@ -8,6 +8,7 @@ from typing import Any, cast
 import orjson
 
 from libs.contracts.canonical import JSON
+from libs.contracts.ids import is_slug
 from libs.contracts.keys import DAY_MS, SESSION_TTL_MS, Keys
 from libs.contracts.reasons import OperationState
 from libs.contracts.session import Step
@@ -342,6 +343,19 @@ class RedisLedger:
         raw = await self._store.command("HGETALL", self._operation(session, key))
         pairs = raw.items() if isinstance(raw, dict) else zip(raw[::2], raw[1::2], strict=True)
         return {_text(name): _text(value) for name, value in pairs}
+
+    async def record_of(self, session: str, name: str) -> dict[str, str]:
+        """A record that evidence speaks of, `operation:KEY`, `action:A1` or `session`: its stored bytes as text, one
+        character each; nothing where it is gone."""
+        family, _, id = name.partition(":")
+        if family == "session":
+            owner = await self._store.command("GET", self._keys.of_session("owner", session))
+            return {"owner": owner.decode("latin-1")} if owner is not None else {}
+        if family not in ("operation", "action") or not is_slug(id):
+            return {}
+        raw = await self._store.command("HGETALL", self._keys.of_session(family, session, id))
+        pairs = raw.items() if isinstance(raw, dict) else zip(raw[::2], raw[1::2], strict=True)
+        return {field.decode("latin-1"): value.decode("latin-1") for field, value in pairs}
 
     def _operation(self, session: str, key: str) -> str:
         return self._keys.of_session("operation", session, key)
