@@ -4,8 +4,9 @@ import asyncio
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from libs.contracts.canonical import JSON
 from libs.contracts.evidence import Entry
 from libs.contracts.ids import Slug
 from libs.contracts.origin import Seal, SealKeys, seal_is_valid
@@ -13,7 +14,16 @@ from libs.runtime.auth import Operators
 from services.tools.notary import Evidence
 from services.tools.store import RedisLedger
 
+MOST_SEALS = 1_000
 Authorization = Annotated[str | None, Header()]
+
+
+class GivenSeals(BaseModel):
+    """Seals by input, each as its entry has it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    seals: dict[str, JSON] = Field(max_length=MOST_SEALS)
 
 
 class EvidenceEdge:
@@ -33,7 +43,7 @@ class EvidenceEdge:
         """The session's chain and the records that it tells of: operations, actions, owner. What is not sealed yet is
         sealed first."""
         self._operators.check(authorization, "read")
-        await self._evidence.seal(session)
+        await self._evidence.seal_waiting(session)
         chain = await self._evidence.chain(session)
         records = await self._records(session, chain.lines)
         return {
@@ -49,6 +59,11 @@ class EvidenceEdge:
             "seals": self._judged(chain.lines, session),
             "keys": self._evidence.public,
         }
+
+    async def seals(self, session: Slug, given: GivenSeals, authorization: Authorization = None) -> dict[str, Any]:
+        """Whether these seals, by their inputs, are ours: for entries that only the archive keeps. Changes nothing."""
+        self._operators.check(authorization, "read")
+        return {"seals": {name: self._holds(raw, session) for name, raw in given.seals.items()}}
 
     async def _records(self, session: str, lines: Any) -> dict[str, dict[str, str]]:
         names = {"session"}
@@ -92,3 +107,4 @@ def add_evidence_routes(app: FastAPI, edge: EvidenceEdge) -> None:
     """Add them to the door's application."""
     app.get("/v1/evidence/keys")(edge.key)
     app.get("/v1/sessions/{session}/evidence")(edge.evidence)
+    app.post("/v1/sessions/{session}/evidence/seals")(edge.seals)

@@ -71,6 +71,12 @@ class Evidence:
         while await self._seal_block(session):
             pass
 
+    async def seal_waiting(self, session: str) -> None:
+        """The same where some are known to wait; a chain at rest is not touched."""
+        due = self._keys.of_session_partition("evidencedue", session)
+        if await self._store.command("ZSCORE", due, session) is not None:
+            await self.seal(session)
+
     async def _seal_block(self, session: str) -> bool:
         """One block; whether more is left."""
         sealed, last, base, previous = await self._where(session)
@@ -98,6 +104,9 @@ class Evidence:
             KEPT_HEADS, SESSION_TTL_MS, " ".join(links), previous, cut_link, cut, *self._outbox.args(messages),
         ]  # fmt: skip
         reply = await self._store.run(_SEAL, keys, args)
+        if reply.tag == "broken":
+            log.error("evidence.broken", session=session, sealed=sealed)
+            return False
         if reply.tag != "sealed":
             return False  # another replica was faster, and goes on
         self._outbox.post(session, messages)

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,12 +12,12 @@ from pydantic import ValidationError
 
 from libs.contracts.evidence import Head
 from turnkeeper.cli.options import STATE, Json, SessionName, State, client
-from turnkeeper.client import Client, ClientError, Refused, Unreachable
+from turnkeeper.client import Client, ClientError, Unreachable
 from turnkeeper.evidence import archive, source, story
-from turnkeeper.evidence.records import find
 from turnkeeper.evidence.source import Evidence
 from turnkeeper.printing import one_line, print_json, print_line, progress
 
+_DIGEST = re.compile(r"\b[0-9a-f]{32,64}\b")
 _SHORT = re.compile(r"(?P<number>[1-9]\d*):(?P<hash>[0-9a-f]{64})")
 NoArchive = Annotated[
     bool, typer.Option("--no-archive", help="Do not read the archive over AMQP: what Redis holds is enough.")
@@ -53,9 +53,9 @@ def why(
     """
     with client(state) as asking:
         evidence = _gather(asking, session, keys, with_archive=not no_archive, heads=())
-        told = evidence.told
-        breaks = source.verify(evidence, _now_ms())
-        links = story.why(told, evidence.records, evidence.seals, operation, breaks, _outcomes(asking, evidence))
+        evidence, outcomes = _with_ingress(asking, evidence)
+    breaks = source.verify(evidence, _now_ms())
+    links = story.why(evidence.told, evidence.records, evidence.seals, operation, breaks, outcomes)
     if not links:
         raise ClientError(f"{session} has no evidence of {operation}: see turnkeeper operations {session}")
     for link in links:
@@ -64,7 +64,7 @@ def why(
         else:
             mark = "BROKEN" if link.fault else "ok" if link.entry else "-"
             where = f" [entry {link.entry}]" if link.entry else ""
-            print_line(one_line(f"{link.what:<15} {mark:<7}{link.text}{where}"))
+            print_line(one_line(f"{link.what:<15} {mark:<7}{_DIGEST.sub(_short, link.text)}{where}"))
             if link.fault:
                 print_line(one_line(f"{'':<15} {'':<7}{link.fault}"))
     if any(link.fault for link in links):
@@ -96,6 +96,7 @@ def verify(
     kept = [found for given in head or () for found in _heads(session, given)]
     with client(state) as asking:
         evidence = _gather(asking, session, keys, with_archive=not no_archive, heads=tuple(kept))
+        evidence, _ = _with_ingress(asking, evidence)
     breaks = source.verify(evidence, _now_ms())
     chain = evidence.chain
     heads = len(chain.heads) + len(evidence.heads)
@@ -131,20 +132,19 @@ def _gather(
         ) from error
     public = _read_keys(keys) if keys is not None else evidence.public
     # A short head (NUMBER:HASH) has no signature to check: it is compared only.
-    evidence = Evidence(evidence.chain, evidence.records, evidence.seals, public)
-    evidence, plain = _with_kept(evidence, heads)
+    signed = tuple(one for one in heads if one.key)
+    plain = tuple(one for one in heads if not one.key)
+    evidence = replace(evidence, public=public, heads=signed, plain=plain)
     if with_archive and asking.target.amqp:
         try:
             evidence = source.with_archive(evidence, archive.blocks(asking.target, session))
+            unjudged = source.unjudged_seals(evidence)
+            if unjudged:
+                judged = asking.judge_seals(session, unjudged)
+                evidence = replace(evidence, seals={**evidence.seals, **judged})
         except Unreachable as error:
             progress(f"turnkeeper: the archive was not read: {error}")
-    return source.with_plain(evidence, plain)
-
-
-def _with_kept(evidence: Evidence, heads: tuple[Head, ...]) -> tuple[Evidence, tuple[Head, ...]]:
-    signed = tuple(one for one in heads if one.signature or one.key)
-    found = Evidence(evidence.chain, evidence.records, evidence.seals, evidence.public, signed)
-    return found, tuple(one for one in heads if one not in signed)
+    return evidence
 
 
 def _heads(session: str, given: str) -> list[Head]:
@@ -176,24 +176,26 @@ def _read_keys(path: Path) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _outcomes(asking: Client, evidence: Evidence) -> dict[str, str]:
-    """What ingress says of the events of the evidence that attempts rest on; nothing where it cannot be asked."""
-    told = evidence.told
-    names: set[str] = {str(name) for one in told for name in _rests_on(one.get("inputs"), one.get("asks"))}
-    outcomes = {}
-    for name in names:
-        entry = find(told, "input", input=name)
-        if entry is None or entry.get("what") != "event":
+def _with_ingress(asking: Client, evidence: Evidence) -> tuple[Evidence, dict[str, str]]:
+    """With what ingress says of the events: their dedupe marks, and their outcomes by input. Nothing where it cannot be
+    asked, or where its span is over."""
+    marks, outcomes = {}, {}
+    for one in evidence.told:
+        if one.kind != "input" or one.get("what") != "event":
             continue
         try:
-            outcomes[name] = str(asking.event_outcome(entry.get("source"), entry.get("event")).get("outcome") or "")
-        except (Refused, Unreachable, ClientError):
-            continue  # its span is over, or it is of no webhook
-    return outcomes
+            found = asking.event_outcome(str(one.get("source")), str(one.get("event")))
+        except ClientError:
+            continue
+        if found.get("id") == one.get("input"):
+            marks[str(one.get("input"))] = str(found.get("mark", one.get("dedupe")))
+            outcomes[str(one.get("input"))] = str(found.get("outcome") or "")
+    return replace(evidence, marks=marks), outcomes
 
 
-def _rests_on(inputs: Sequence[str] | None, asks: Sequence[dict[str, list[str]]] | None) -> list[str]:
-    return [*(inputs or ()), *(name for asked in asks or () for name in asked.get("inputs", ()))]
+def _short(digest: re.Match[str]) -> str:
+    """A digest as people compare it; `--json` has all of it."""
+    return f"{digest[0][:12]}…"
 
 
 def _now_ms() -> int:

@@ -185,6 +185,16 @@ def _check_attempt(one: Told, seen: Sequence[Told]) -> list[Break]:
     return breaks
 
 
+def check_marks(told: Sequence[Told], marks: Mapping[str, str]) -> list[Break]:
+    """Dedupe entries that hold another mark than the one that their input's entry tells."""
+    breaks = []
+    for one in told:
+        mark = one.get("dedupe") if one.kind == "input" else None
+        if mark and marks.get(str(one.get("input")), mark) != mark:
+            breaks.append(Break(f"dedupe {one.get('input')}", f"it holds another mark than {one.name} tells"))
+    return breaks
+
+
 def find(told: Iterable[Told], kind: str, **facts: Any) -> Told | None:
     """The last entry of a kind with these facts, or None."""
     found = None

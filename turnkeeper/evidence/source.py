@@ -1,11 +1,12 @@
 """A session's evidence from a deployment: what the door shows of Redis, and what the archive holds beyond it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from libs.contracts.canonical import JSON
 from libs.contracts.evidence import Block, Break, Chain, Head, check_chain, check_kept
-from turnkeeper.evidence.records import Record, Told, check_links, check_records, readable
+from turnkeeper.evidence.records import Record, Told, check_links, check_marks, check_records, readable
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class Evidence:
     heads: tuple[Head, ...] = ()
     """From elsewhere: kept by somebody, or in the archive."""
     conflicts: tuple[Break, ...] = ()
+    marks: Mapping[str, str] = field(default_factory=dict)
+    """What the dedupe entries hold, by input, where ingress still knows them."""
     plain: tuple[Head, ...] = ()
     """Kept as number and hash only: there is no signature to check."""
 
@@ -71,9 +74,10 @@ def with_archive(evidence: Evidence, blocks: Sequence[Block]) -> Evidence:
     return replace(evidence, chain=chain, heads=heads, conflicts=tuple(conflicts))
 
 
-def with_plain(evidence: Evidence, heads: tuple[Head, ...]) -> Evidence:
-    """With heads of which only number and hash were kept."""
-    return replace(evidence, plain=heads)
+def unjudged_seals(evidence: Evidence) -> dict[str, JSON]:
+    """The seals of inputs that the door was not asked about, by input."""
+    inputs = (one for one in evidence.told if one.kind == "input")
+    return {str(one.get("input")): one.get("seal") for one in inputs if str(one.get("input")) not in evidence.seals}
 
 
 def verify(evidence: Evidence, now: int) -> list[Break]:
@@ -84,5 +88,6 @@ def verify(evidence: Evidence, now: int) -> list[Break]:
         *check_kept(evidence.chain, evidence.plain),
         *evidence.conflicts,
         *check_links(told, evidence.seals, base=base),
+        *check_marks(told, evidence.marks),
         *check_records(told, evidence.records, base=base, now=now),
     ]

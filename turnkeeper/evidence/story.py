@@ -62,10 +62,10 @@ def _attempts(about: Sequence[Told]) -> list[Link]:
     links = []
     for one in about:
         if one.kind == "attempt":
-            text = f"attempt {one.entry.note} at {_at(one)} by {one.get('who')}, under the key {one.get('key')}"
+            text = f"attempt {one.entry.note} at {_at(one)} by {_replica(one)}, under the key {one.get('key')}"
             links.append(Link("attempt", f"{text}, arguments' digest {one.get('args')}", one.number))
         elif one.kind == "takeover":
-            text = f"taken over at {_at(one)} by {one.get('who')}: its holder was gone"
+            text = f"taken over at {_at(one)} by {_replica(one)}: its holder was gone"
             links.append(Link("attempt", text, one.number))
         elif one.kind == "turned_away":
             text = f"turned away at {_at(one)}: {one.get('outcome')} {one.get('reason')}".rstrip()
@@ -163,6 +163,11 @@ def _judged(link: Link, breaks: Sequence[Break], key: str, attempt: Told | None)
         if any(found.where == name or found.where.startswith(f"{name} ") for name in names):
             return Link(link.what, link.text, link.entry, str(found))
     return link
+
+
+def _replica(one: Told) -> str:
+    """The replica of an owner token, which also names its process and its call."""
+    return str(one.get("who")).partition("/")[0]
 
 
 def _at(one: Told) -> str:

@@ -4,16 +4,23 @@
 --          7 entries kept  8 heads kept  9 time to live (ms)  10 the new links, a space between  11 first previous link
 --          12 link before the first kept entry, where entries are trimmed  13 how many are trimmed
 --          14 outbox count, then pairs (id, packed)
--- RETURNS  {"sealed", left} with how many wait still, or {"moved", n} somebody else sealed up to n; nothing changed
+-- RETURNS  {"sealed", left} with how many wait still
+--          {"moved", n}   somebody else sealed up to n; nothing changed
+--          {"broken", n}  the stored chain does not fit together; nothing changed
 -- STATE    n how many are sealed  hash the last link  base how many are no longer kept  previous the link before them
 -- INVARIANT an entry is sealed once, in its place, and what is no longer kept was sealed and given to the archive.
+--          Nothing is signed on top of a chain that was visibly tampered with.
 -- Atomic: two notaries would each link the same entries, and links without their head could be made anew unseen.
 --@include now
 --@include outbox
 local now = store_now(ARGV[1])
-local chain = redis.call('HMGET', KEYS[3], 'n', 'base')
+local chain = redis.call('HMGET', KEYS[3], 'n', 'base', 'hash')
 local sealed = tonumber(chain[1] or '0')
 if sealed ~= tonumber(ARGV[3]) then return {'moved', sealed} end
+if redis.call('LLEN', KEYS[2]) ~= sealed - tonumber(chain[2] or '0')
+  or sealed > 0 and redis.call('LRANGE', KEYS[2], -1, -1)[1] ~= chain[3] then
+  return {'broken', sealed}
+end
 for link in string.gmatch(ARGV[10], '%S+') do
   redis.call('RPUSH', KEYS[2], link)
 end
