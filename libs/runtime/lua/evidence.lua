@@ -11,16 +11,17 @@ local EVIDENCE_TTL_MS = 34560000000 -- as long as a session: 400 days
 local function evidence_add(now, case, note)
   local due = KEYS[#KEYS]
   if #KEYS < 2 or string.sub(due, -12) ~= ':evidencedue' then return end
-  local written = false
-  for line in string.gmatch(ARGV[#ARGV], '[^\n]+') do
-    local meant, entry = string.match(line, '^(%S+) (.*)$')
-    if meant == case then
-      redis.call('RPUSH', KEYS[#KEYS - 1], string.format('%d', now) .. ' ' .. (note or '-') .. ' ' .. entry)
-      written = true
+  -- Plain searches: patterns over texts of this size cost more than all the rest.
+  local lines, at, length = ARGV[#ARGV], 1, 0
+  local head = string.format('%d', now) .. ' ' .. (note or '-') .. ' '
+  while at <= #lines do
+    local stop = string.find(lines, '\n', at, true) or #lines + 1
+    local space = string.find(lines, ' ', at, true) or stop
+    if string.sub(lines, at, space - 1) == case then
+      length = redis.call('RPUSH', KEYS[#KEYS - 1], head .. string.sub(lines, space + 1, stop - 1))
+      if length == 1 then redis.call('PEXPIRE', KEYS[#KEYS - 1], EVIDENCE_TTL_MS) end -- sealing renews it
     end
+    at = stop + 1
   end
-  if written then
-    redis.call('PEXPIRE', KEYS[#KEYS - 1], EVIDENCE_TTL_MS)
-    redis.call('ZADD', due, 'NX', now, ARGV[#ARGV - 1])
-  end
+  if length > 0 then redis.call('ZADD', due, 'NX', now, ARGV[#ARGV - 1]) end
 end

@@ -35,7 +35,7 @@ if cut > 0 and tonumber(ARGV[4]) - base - cut >= tonumber(ARGV[7]) then
   base = base + cut
   redis.call('HSET', KEYS[3], 'base', base, 'previous', ARGV[12])
 end
-for i = 2, 4 do
+for i = 1, 4 do
   redis.call('PEXPIRE', KEYS[i], ARGV[9])
 end
 local left = base + redis.call('LLEN', KEYS[1]) - tonumber(ARGV[4])
