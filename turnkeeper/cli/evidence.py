@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from libs.contracts.evidence import Head
 from turnkeeper.cli.options import STATE, Json, SessionName, State, client
-from turnkeeper.client import Client, ClientError, Unreachable
+from turnkeeper.client import Client, ClientError
 from turnkeeper.evidence import archive, source, story
 from turnkeeper.evidence.source import Evidence
 from turnkeeper.printing import one_line, print_json, print_line, progress
@@ -142,7 +142,7 @@ def _gather(
             if unjudged:
                 judged = asking.judge_seals(session, unjudged)
                 evidence = replace(evidence, seals={**evidence.seals, **judged})
-        except Unreachable as error:
+        except ClientError as error:
             progress(f"turnkeeper: the archive was not read: {error}")
     return evidence
 
