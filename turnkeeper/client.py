@@ -30,6 +30,7 @@ from turnkeeper.target import Target, TargetError
 Via = Literal["http", "amqp"]
 TIMEOUT_SECONDS = 10.0
 CONFIRM_SECONDS = 10.0
+SEALS_AT_ONCE = 200
 MOST_SESSIONS = 1_000
 """The session service lists so many, the newest."""
 T = TypeVar("T")
@@ -261,6 +262,19 @@ class Client:
         """One operation, by its id (`O3`) or key. Raises Refused."""
         named = _slug(operation, "operation")
         return self._get("tools", _path("operations", _slug(session, "session"), named))
+
+    def evidence(self, session: str) -> dict[str, Any]:
+        """A session's evidence as it is stored (operator), sealed up to now. Raises Refused."""
+        return self._get("tools", _in_session(session, "evidence"))
+
+    def judge_seals(self, session: str, seals: Mapping[str, JSON]) -> dict[str, bool]:
+        """Whether seals, by input, are ours: only who holds the seal keys can say (operator). Raises Refused."""
+        url, found = _in_session(session, "evidence", "seals"), {}
+        names = list(seals)
+        for at in range(0, len(names), SEALS_AT_ONCE):
+            body = {"seals": {name: seals[name] for name in names[at : at + SEALS_AT_ONCE]}}
+            found.update(_accepted(self._send("tools", "POST", url, json=body, headers=self._operator())).body["seals"])
+        return found
 
     def resolve(self, session: str, operation: str, state: str, note: str) -> dict[str, Any]:
         """An operator's word on an unknown outcome. Raises Refused."""

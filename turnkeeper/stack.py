@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from libs.contracts.application import Application, ApplicationError, load_application
 from libs.contracts.keys import SERVICES
-from libs.contracts.topology import Topology
+from libs.contracts.topology import Topology, checked_age
 from libs.runtime import topology
 from turnkeeper import engines, processes
 from turnkeeper.engines import Engine, EngineError
@@ -341,9 +341,11 @@ def _partitions(given: int | None) -> int:
 
 
 def _declare(engine: Engine, partitions: int) -> None:
-    declare = topology.declare(engine.amqp_url, Topology(engine.namespace, partitions))
     try:
-        _run_apart(declare)
+        age = checked_age(os.environ.get("TURNKEEPER_ARCHIVE_MAX_AGE", ""))
+        _run_apart(topology.declare(engine.amqp_url, Topology(engine.namespace, partitions, age)))
+    except ValueError as error:
+        raise StackError(str(error)) from error
     except Exception as error:  # whatever the broker refused: the client has many kinds of errors
         raise StackError(f"cannot declare the topology on RabbitMQ: {type(error).__name__}: {error}") from error
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from libs.contracts.application import Application, Hmac, StandardWebhooks, resolve_secret
+from libs.contracts.evidence import SEED_BYTES
 from libs.contracts.keys import SERVICES
 from turnkeeper import processes
 from turnkeeper.engines import Engine
@@ -27,6 +28,7 @@ _FOR_USERS = ("ingress", "session", "consent")
 """These have doors for users; the door to side effects has none."""
 _OURS = (
     "TURNKEEPER_SEAL_KEYS",
+    "TURNKEEPER_EVIDENCE_KEY",
     "TURNKEEPER_USER_TOKEN_SECRET",
     "TURNKEEPER_OPERATOR_TOKENS",
     "TURNKEEPER_SANDBOX_URL",
@@ -63,6 +65,8 @@ class Secrets:
     operator_token: str
     sources: Mapping[str, str] = field(default_factory=dict)
     """By the environment variable that the application file names (`env:NAME`)."""
+    evidence_key: str = ""
+    """The door alone signs the evidence."""
 
     @property
     def operator_tokens(self) -> str:
@@ -138,7 +142,8 @@ def load_secrets(state: Path, application: Application) -> Secrets:
         name: os.environ.get(name) or known.sources.get(name) or _draw(scheme)
         for name, scheme in _source_secrets(application)
     }
-    made = Secrets(known.seal_keys, known.user_token_secret, known.operator_token, sources)
+    evidence = known.evidence_key or draw_evidence_key()
+    made = Secrets(known.seal_keys, known.user_token_secret, known.operator_token, sources, evidence)
     processes.write_private(path, json.dumps(asdict(made)))
     return made
 
@@ -253,6 +258,8 @@ def _secrets_of(service: str, made: Secrets) -> dict[str, str]:
         env["TURNKEEPER_USER_TOKEN_SECRET"] = made.user_token_secret
     if service in _SEALERS:
         env["TURNKEEPER_SEAL_KEYS"] = made.seal_keys
+    if service == "tools":
+        env["TURNKEEPER_EVIDENCE_KEY"] = made.evidence_key
     return {**env, **made.sources} if service == "ingress" else env
 
 
@@ -272,6 +279,11 @@ def _source_secrets(application: Application) -> Iterator[tuple[str, str]]:
             for reference in source.verify.secrets:
                 if reference.startswith("env:"):
                     yield reference.removeprefix("env:"), source.verify.scheme
+
+
+def draw_evidence_key() -> str:
+    """A new Ed25519 key as `TURNKEEPER_EVIDENCE_KEY` has it. Its id is drawn too, so that no two keys share one."""
+    return f"e{secrets.token_hex(4)}:{base64.b64encode(secrets.token_bytes(SEED_BYTES)).decode()}"
 
 
 def _draw(scheme: str) -> str:

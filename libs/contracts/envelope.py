@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-Destination = Literal["session", "consent", "tools", "ingress", "planner", "notices"]
+Destination = Literal["session", "consent", "tools", "ingress", "planner", "notices", "archive"]
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
 
 

@@ -109,6 +109,16 @@ FAMILIES: tuple[Family, ...] = (
            ("tools",), ("tools",), "emptied by resolve", "135 an entry"),
     Family("lookup", "p", "unknown operations by when their destination is asked next", "sorted set",
            ("tools",), ("tools",), "emptied by reconciler", "135 an entry"),
+    Family("evidence", "p", "a session's entries of evidence, newest 500 that are sealed", "list",
+           SERVICES, ("tools",), "session_ttl", "0.6 k an entry, up to 300 k a session"),
+    Family("evidencedue", "p", "sessions with entries that are not sealed yet, by the first one's time", "sorted set",
+           SERVICES, ("tools",), "emptied by notary", "105 a session"),
+    Family("chain", "p", "how far a session's evidence is sealed and where its kept entries begin", "hash",
+           ("tools",), ("tools",), "session_ttl", "300 a session"),
+    Family("links", "p", "the links of the kept entries", "list",
+           ("tools",), ("tools",), "session_ttl", "70 an entry"),
+    Family("heads", "p", "the newest 50 signed heads", "list",
+           ("tools",), ("tools",), "session_ttl", "330 a head"),
     Family("trim", "p", "operations by not_after, until only a tombstone is left of each", "sorted set",
            ("tools",), ("tools",), "emptied by sweeper", "135 an operation of the last 24 h"),
     Family("faultcount", "p", "which call of an action each call of a trial was", "hash",
@@ -299,5 +309,6 @@ _BARE: Sequence[str] = (
     "parked",
     "parkedorder",
     "parkedends",
+    "evidencedue",
 )
 """Families with one key a tag: their key ends with the family's name."""

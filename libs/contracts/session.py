@@ -73,6 +73,6 @@ class Notice(Message):
 
     TO: ClassVar[Destination] = "notices"
 
-    topic: Literal["question", "notice", "reply", "turn", "operation"]
+    topic: Literal["question", "notice", "reply", "turn", "operation", "evidence"]
     text: str
     data: dict[str, JSON] = Field(default_factory=dict)

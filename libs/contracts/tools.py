@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from libs.contracts.canonical import JSON, digest
 from libs.contracts.envelope import Destination, Message
+from libs.contracts.evidence import Block
 from libs.contracts.ids import Slug, derive_id
 from libs.contracts.origin import Seal
 from libs.contracts.reasons import OperationState
@@ -84,6 +85,14 @@ class StepFinished(Message):
     """It failed, and its key is not released: to try anew takes another key."""
     standing: str = ""
     """The standing approval that it ran under."""
+
+
+class EvidenceSealed(Message):
+    """Entries of a session's evidence with their links and the signed head, for the archive."""
+
+    TO: ClassVar[Destination] = "archive"
+
+    block: Block
 
 
 def operation_key(root: str, tool: str, args: dict[str, JSON], occurrence: int) -> str:

@@ -3,6 +3,7 @@ RabbitMQ, and named nowhere else."""
 
 import base64
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,6 +17,20 @@ QUORUM: dict[str, Any] = {
     # The runtime counts attempts itself.
     "x-delivery-limit": 1_000_000,
 }
+
+
+ARCHIVE_AGE = "90D"
+"""How long the archive keeps evidence, unless it is set: a number and one of Y M D h m s (RabbitMQ's `x-max-age`)."""
+ARCHIVE_AGE_PATTERN = r"[1-9]\d*[YMDhms]"
+ARCHIVE_SEGMENT_BYTES = 50_000_000
+"""Age is judged segment by segment: small ones, so that what is too old does go."""
+
+
+def checked_age(text: str) -> str:
+    """`TURNKEEPER_ARCHIVE_MAX_AGE`, the default where it is empty. Raises ValueError for what RabbitMQ refuses."""
+    if text and not re.fullmatch(ARCHIVE_AGE_PATTERN, text):
+        raise ValueError(f"TURNKEEPER_ARCHIVE_MAX_AGE is {text!r}: give a number and one of Y M D h m s, such as 90D")
+    return text or ARCHIVE_AGE
 
 
 @dataclass(frozen=True)
@@ -49,6 +64,7 @@ class Topology:
 
     namespace: str = ""
     partitions: int = 16
+    archive_age: str = ARCHIVE_AGE
 
     def name(self, short: str) -> str:
         """The full name of an exchange or queue, `turnkeeper.<short>` without a namespace."""
@@ -85,6 +101,11 @@ class Topology:
         return self.name("dead")
 
     @property
+    def archive(self) -> str:
+        """The exchange and the stream of evidence."""
+        return self.name("archive")
+
+    @property
     def events_in(self) -> str:
         """The queue behind the events exchange."""
         return self.name("events.in")
@@ -106,6 +127,7 @@ class Topology:
             Exchange(self.work, "direct"),
             Exchange(self.plans, "direct"),
             Exchange(self.dead, "fanout"),
+            Exchange(self.archive, "direct"),
         ]
 
     def queues(self) -> list[Queue]:
@@ -117,7 +139,16 @@ class Topology:
             *(Queue(self.work_queue(service)) for service in WORKERS),
             Queue(self.plans),
             Queue(self.dead),
+            Queue(self.archive, self._stream()),
         ]
+
+    def _stream(self) -> dict[str, Any]:
+        """Append-only: what is read stays, and only age removes it. Spoken to over AMQP 0.9.1, without a plugin."""
+        return {
+            "x-queue-type": "stream",
+            "x-max-age": self.archive_age,
+            "x-stream-max-segment-size-bytes": ARCHIVE_SEGMENT_BYTES,
+        }
 
     def bindings(self) -> list[Binding]:
         """All bindings."""
@@ -130,6 +161,7 @@ class Topology:
             *(Binding(self.work, self.work_queue(service), service) for service in WORKERS),
             Binding(self.plans, self.plans, ""),
             Binding(self.dead, self.dead, ""),
+            Binding(self.archive, self.archive, ""),
         ]
 
     def route(self, message: Message, session: str) -> "Route":
@@ -138,13 +170,15 @@ class Topology:
             return Route(self.sessions, f"p{partition_of(session, self.partitions):02}")
         if message.TO == "notices":
             return Route(self.notices, f"{session}.{getattr(message, 'topic', 'notice')}")
+        if message.TO == "archive":
+            return Route(self.archive, "")
         return Route(self.work, message.TO)
 
     def bundled(self, exchange: str, routing_key: str = "") -> bool:
         """Whether messages of an exchange travel in bundles: all but those that applications and agents read."""
         if exchange == self.work and routing_key == PLANNER:
             return False  # one request, one acknowledgement: an agent that ends loses the request it had, and no other
-        return exchange not in (self.notices, self.dead)
+        return exchange not in (self.notices, self.dead, self.archive)
 
     def mandatory(self, exchange: str) -> bool:
         """Whether an unroutable message is a fault: not for notices, since no subscriber is no fault."""
@@ -168,10 +202,10 @@ _PERMISSIONS: dict[str, tuple[str, str]] = {
     "ingress": (r"sessions|dead|notices", r"events\.in|ingress"),
     "session": (r"sessions|work|notices|dead", r"session\.\d+|planner|plans"),
     "consent": (r"sessions|notices|dead", r"consent"),
-    "tools": (r"sessions|work|notices|dead", r"tools"),
+    "tools": (r"sessions|work|notices|dead|archive", r"tools"),
     "publisher": (r"events", ""),
     "planner": (r"plans", r"planner"),
-    "operator": (r"dead|sessions|work|events", r"dead"),
+    "operator": (r"dead|sessions|work|events", r"dead|archive"),
 }
 
 
@@ -198,9 +232,11 @@ def permissions(user: str, namespace: str = "") -> dict[str, str]:
 BROKER_USERS = (*_PERMISSIONS, "subscriber")
 
 
-def definitions(namespace: str, partitions: int, users: Mapping[str, str]) -> dict[str, Any]:
+def definitions(
+    namespace: str, partitions: int, users: Mapping[str, str], archive_age: str = ARCHIVE_AGE
+) -> dict[str, Any]:
     """RabbitMQ's definitions file. `users` maps each name of `BROKER_USERS` to its password."""
-    topology = Topology(namespace, partitions)
+    topology = Topology(namespace, partitions, archive_age)
     return {
         "vhosts": [{"name": "/"}],
         "users": [

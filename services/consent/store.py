@@ -38,9 +38,11 @@ from libs.contracts.keys import DAY_MS, SESSION_TTL_MS, Keys
 from libs.contracts.session import Step
 from libs.runtime.batch import Arg, Store
 from libs.runtime.clock import Clock
+from libs.runtime.evidence import evidence_args, evidence_keys
 from libs.runtime.outbox import Outbox
 from libs.runtime.publisher import Outgoing
 from libs.runtime.scripts import load_script
+from services.consent import evidence
 from services.consent.domain import Record, worlds_json
 from services.consent.ports import Answer, ClosedAs, Glance, Issue, Place, Redemption
 
@@ -110,6 +112,7 @@ class RedisActions:
             self._keys.of_session("number", issue.session),
             *self._outbox.keys(issue.session),
             *(self._action(issue.session, place.action) for place in issue.places),
+            *evidence_keys(self._keys, issue.session),
         ]
         args = [
             issue.action,
@@ -128,6 +131,7 @@ class RedisActions:
             *self._outbox.args(refused),
             len(issue.places),
             *(part for place in issue.places for part in self._place(issue.session, place)),
+            *evidence_args(issue.session, *evidence.question(issue, fields)),
         ]
         reply = await self._store.run(_ISSUE, keys, args)
         match reply.tag:
@@ -164,6 +168,7 @@ class RedisActions:
             self._keys.of_session("inbox", session),
             self._keys.outcome_bucket(session, sealed.id, sealed.accepted_at),
             *self._outbox.keys(session),
+            *evidence_keys(self._keys, session),
         ]
         args = [
             action,
@@ -185,6 +190,7 @@ class RedisActions:
             OUTCOME_KEEP_MS,
             self._outbox_limit,
             *self._outbox.args(messages),
+            *evidence_args(session, *evidence.decision(redemption)),
         ]
         reply = await self._store.run(_REDEEM, keys, args)
         match reply.tag:
@@ -206,6 +212,7 @@ class RedisActions:
             self._keys.of_session_partition("expiry", session),
             self._keys.of_session_partition("grant", session),
             *self._outbox.keys(session),
+            *evidence_keys(self._keys, session),
         ]
         args = [
             action,
@@ -216,6 +223,7 @@ class RedisActions:
             reason,
             KEEP_MS,
             *self._outbox.args(messages),
+            *evidence_args(session, evidence.closed(action, to, attempt, reason)),
         ]
         reply = await self._store.run(_CLOSE, keys, args)
         if reply.tag in ("closed", "withdrawn"):

@@ -130,6 +130,7 @@ class OperatorRoutes:
         found: dict[str, Any] = {"source": name, "event": event_id, "id": identity, "status": record.status}
         if record.number:
             found |= {"session": record.session, "number": record.number}
+        found["mark"] = record.mark
         found["outcome"] = None if record.outcome == "-" else record.outcome
         return JSONResponse(found)
 

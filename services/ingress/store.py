@@ -11,9 +11,11 @@ from libs.contracts.errors import StoreAway
 from libs.contracts.ids import shard_of
 from libs.contracts.keys import DAY_MS, Keys
 from libs.runtime.batch import Store
+from libs.runtime.evidence import evidence_args, evidence_keys
 from libs.runtime.outbox import Outbox
 from libs.runtime.publisher import Outgoing
 from libs.runtime.scripts import load_script
+from services.ingress import evidence
 from services.ingress.domain import Event, Misfit, event_identity
 from services.ingress.ports import (
     POINTER,
@@ -165,8 +167,16 @@ class IngressStore:
                 keys.of_session_partition("sessions", session),
                 *self._waiting(session),
                 keys.of_session("trial", session),
+                *evidence_keys(keys, session),
             ],
-            [session, owner, now, self._limits.session_ttl_ms, trial],
+            [
+                session,
+                owner,
+                now,
+                self._limits.session_ttl_ms,
+                trial,
+                *evidence_args(session, evidence.created(owner)),
+            ],
         )
         if reply.tag == "real":
             return "real"
@@ -188,6 +198,7 @@ class IngressStore:
                 *self._outbox.keys(session),
                 keys.in_partition("waiting", partition, session),
                 keys.in_partition("waitingindex", partition),
+                *evidence_keys(keys, session),
             ],
             [
                 now,
@@ -199,6 +210,7 @@ class IngressStore:
                 event.window_ms + 2 * DAY_MS,
                 self._limits.outbox_limit,
                 *self._outbox.args([doorbell]),
+                *evidence_args(session, evidence.appended(packed, event.mark)),
             ],
         )
         match reply.tag:

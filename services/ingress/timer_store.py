@@ -8,9 +8,11 @@ import structlog
 from libs.contracts.errors import StoreAway
 from libs.contracts.keys import DAY_MS, Keys
 from libs.runtime.batch import Arg, Store
+from libs.runtime.evidence import evidence_args, evidence_keys
 from libs.runtime.outbox import Outbox
 from libs.runtime.publisher import Outgoing
 from libs.runtime.scripts import load_script
+from services.ingress import evidence
 from services.ingress.domain import Event
 from services.ingress.misfire import Move, Timer
 from services.ingress.ports import Appended, Limits, Placement, Refused, TimerEnd, TimerSet, Waiting
@@ -120,6 +122,7 @@ class TimerStore:
                 keys.of_session_partition("sessions", session),
                 *self._outbox.keys(session),
                 keys.of_session("waiting", session),
+                *evidence_keys(keys, session),
             ],
             [
                 now,
@@ -136,6 +139,7 @@ class TimerStore:
                 event.window_ms + 2 * DAY_MS,
                 self._limits.outbox_limit,
                 *self._outbox.args([doorbell]),
+                *evidence_args(session, evidence.appended(packed, event.mark)),
             ],
         )
         match reply.tag:

@@ -14,9 +14,11 @@ from libs.contracts.keys import SESSION_TTL_MS, Keys
 from libs.contracts.session import TimelineLine
 from libs.runtime.batch import Arg, Store
 from libs.runtime.clock import Clock
+from libs.runtime.evidence import evidence_args, evidence_keys
 from libs.runtime.outbox import Outbox
 from libs.runtime.publisher import Outgoing
 from libs.runtime.scripts import load_script
+from services.session import evidence
 from services.session.domain.draft import Decision
 from services.session.domain.state import HISTORY_KEPT, SessionState
 from services.session.record import KEPT as RECORD_KEPT
@@ -115,6 +117,7 @@ class RedisSessions:
         for ref, became in decision.outcomes:
             keys.append(self._keys.outcome_bucket(session, ref.id, ref.accepted_at))
             outcomes += (len(keys), ref.id, f"{session} {ref.number} {became}")
+        keys += evidence_keys(self._keys, session)
         due = decision.state.next_deadline
         args: list[Arg] = [
             version,
@@ -138,6 +141,7 @@ class RedisSessions:
             len(decision.outcomes),
             *outcomes,
             *self._outbox.args(messages),
+            *evidence_args(session, evidence.commit(decision, version + 1, after)),
         ]
         return keys, args
 

@@ -16,6 +16,7 @@ from libs.contracts.tools import LookUpOperation, RunStep, WithdrawOperation
 from libs.runtime.consumer import Context
 from libs.runtime.publisher import Outgoing
 from libs.runtime.settle import Outcome
+from services.tools import evidence
 from services.tools.answers import Answers
 from services.tools.conditions import ENDED, Cleared, Conditions, HeldBack
 from services.tools.domain import (
@@ -280,7 +281,8 @@ class ToolHandlers:
         answer = self._answers.turned(
             call.operation, call.key, session, turned.state, turned.reason, told, ctx.now, code=turned.code
         )  # fmt: skip
-        await self._ledger.answer(session, [answer], ctx.now)
+        line = evidence.turned_away(call, turned.state, turned.reason, told)
+        await self._ledger.answer(session, [answer], ctx.now, line)
         self._metrics.count(call.tool, turned.state)
         _log_turned_away(call, turned.code, turned.reason)
         return Outcome.REFUSED

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 
 import httpx2
 
+from libs.contracts.evidence import Signer
 from libs.contracts.tools import LookUpOperation, RunStep, WithdrawOperation
 from libs.runtime.auth import Operators
 from libs.runtime.clock import Clock
@@ -25,12 +26,14 @@ from services.tools.connectors.sandbox import SandboxConnector, sandbox_client
 from services.tools.connectors.timer import TimerConnector
 from services.tools.domain import Catalogue
 from services.tools.edge import Edge, create_app
+from services.tools.evidence_edge import EvidenceEdge, add_evidence_routes
 from services.tools.execution import Executor
 from services.tools.faults import TrialFaults
 from services.tools.handlers import ToolHandlers
 from services.tools.late import LateCalls
 from services.tools.lookups import Reconciler
 from services.tools.metrics import ToolMetrics
+from services.tools.notary import Evidence
 from services.tools.pauses import Stops
 from services.tools.ports import Call, Connector
 from services.tools.settings import ToolsSettings
@@ -198,10 +201,13 @@ def _serve(rt: Runtime[ToolsSettings], catalogue: Catalogue, connectors: Mapping
     rt.every(ASK_ABOUT_ALL_SECONDS, sweeper.ask_about_all, "unasked")
     rt.every(TRIM_SECONDS, sweeper.trim, "trim")
     rt.every(COUNT_SECONDS, sweeper.count_unknown, "unknown")
+    evidence = _evidence(rt)
     rt.every(OBEY_SECONDS, stopping.obey, "pauses")
     rt.every(settings.tools_sweep_seconds, stopping.wake, "parked")
+    rt.every(settings.tools_evidence_seconds, evidence.seal_due, "evidence")
     app = create_app(Edge(catalogue, ledger, answers, operators, rt.clock))
     add_routes(app, stopping)
+    add_evidence_routes(app, EvidenceEdge(evidence, ledger, settings.keys_of_seals, operators))
     rt.serve(app)
 
 
@@ -211,6 +217,13 @@ def _teller(ledger: RedisLedger, answers: Answers, clock: Clock) -> Teller:
         await ledger.answer(call.session, [answers.circuit(call.tool, call.session, change, reason, now)], now)
 
     return tell
+
+
+def _evidence(rt: Runtime[ToolsSettings]) -> Evidence:
+    signer = Signer.parse(rt.settings.evidence_key.get_secret_value())
+    if not signer.keys:
+        rt.log.warning("evidence.unsigned", setting="TURNKEEPER_EVIDENCE_KEY")
+    return Evidence(rt.store, rt.keys, rt.outbox, rt.composer, rt.clock, signer)
 
 
 def _operators(settings: ToolsSettings) -> Operators:

@@ -216,8 +216,8 @@ class Ledger(Protocol):
         """Leave a tombstone under an absent key: it is never run. False where the key is known, and nothing changed."""
         ...
 
-    async def answer(self, session: str, messages: Sequence[Outgoing], now: int) -> None:
-        """Queue messages that change no operation."""
+    async def answer(self, session: str, messages: Sequence[Outgoing], now: int, told: bytes = b"") -> None:
+        """Queue messages that change no operation; `told` is the line of evidence of it."""
         ...
 
     def is_former_self(self, owner: str) -> bool:

@@ -2,8 +2,9 @@
 
 from typing import Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
+from libs.contracts.evidence import Signer
 from libs.runtime.settings import SealedSettings
 
 
@@ -15,6 +16,21 @@ class ToolsSettings(SealedSettings):
         3.0, gt=0, le=600, description="How long a holder may be silent beyond its tool's timeout before it is gone"
     )
     tools_sweep_seconds: float = Field(1.0, gt=0, le=60, description="How often ended leases are looked for")
+
+    evidence_key: SecretStr = Field(
+        SecretStr(""),
+        description="Ed25519 keys of the evidence as id:base64 of 32 bytes, by commas; the first one signs its heads. "
+        "Empty: heads are not signed",
+    )
+    tools_evidence_seconds: float = Field(
+        5.0, gt=0, le=3600, description="How often new evidence is linked, signed, published and archived"
+    )
+
+    @field_validator("evidence_key")
+    @classmethod
+    def _evidence_key(cls, key: SecretStr) -> SecretStr:
+        Signer.parse(key.get_secret_value())
+        return key
 
     @field_validator("sandbox_url")
     @classmethod

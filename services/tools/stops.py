@@ -11,9 +11,11 @@ import structlog
 
 from libs.contracts.keys import Keys
 from libs.runtime.batch import Arg, Store
+from libs.runtime.evidence import evidence_args, evidence_keys
 from libs.runtime.outbox import Outbox
 from libs.runtime.publisher import Outgoing
 from libs.runtime.scripts import load_script
+from services.tools import evidence
 from services.tools.domain import Admitted
 from services.tools.pauses import MOST_PAUSES, Holding, Pause, Seen, Stops, may_still_send
 from services.tools.ports import Stopped, Work
@@ -179,12 +181,14 @@ class RedisPauses:
             *self._outbox.keys(session),
             *(keys.binding_bucket(session, name, at) for name, at in step.authority.inputs),
             *action,
+            *evidence_keys(keys, session),
         ]
         header = f"{step.tool} {session} {step.authority.principal}"
         args: list[Arg] = [
             now, work.owner, work.member, work.key, call.id, call.pack(), header, step.not_after,
             str(step.step) if action else "", RETENTION_MS, RELEASED, len(step.authority.inputs),
             *(name for name, _ in step.authority.inputs), *self._outbox.args(messages),
+            *evidence_args(session, *evidence.released(work, step, RELEASED)),
         ]  # fmt: skip
         reply = await self._store.run(_RELEASE, names, args)
         if reply.tag == "fenced":

@@ -11,14 +11,17 @@ import orjson
 from libs.contracts.canonical import JSON
 from libs.contracts.consent import World
 from libs.contracts.door import code_of
+from libs.contracts.ids import is_slug
 from libs.contracts.keys import DAY_MS, SESSION_TTL_MS, Keys
 from libs.contracts.reasons import OperationState
 from libs.contracts.session import Step
 from libs.contracts.tools import RunStep, action_key
 from libs.runtime.batch import Arg, Store
+from libs.runtime.evidence import evidence_args, evidence_keys
 from libs.runtime.outbox import Outbox
 from libs.runtime.publisher import Outgoing
 from libs.runtime.scripts import Reply, load_script
+from services.tools import evidence
 from services.tools.domain import Action, Admitted
 from services.tools.ports import Delayed, Held, Known, Paused, Told, Turned, Work
 
@@ -143,17 +146,20 @@ class RedisLedger:
             *granted,
             *(self._operation(session, key) for key in before),
             keys.of_session_partition("pauses", session),
+            *evidence_keys(keys, session),
         ]
 
     def _claim_args(
         self, call: RunStep, step: Admitted, session: str, told: Told, owner: str, lease_ms: int, now: int
     ) -> list[Arg]:
+        packed, context = orjson.dumps(dict(step.args)), _pack(told)
         return [
             now, told.call, owner, lease_ms, step.not_after, step.fingerprint, call.operation, call.turn, call.root,
-            step.tool, orjson.dumps(dict(step.args)), _pack(told), session, step.authority.principal, self._step_cap,
+            step.tool, packed, context, session, step.authority.principal, self._step_cap,
             BINDING_TTL_MS, INDEX_MAX, f"{session}:{call.key}", call.key, SESSION_TTL_MS,
             "" if step.action is None else str(step.step), len(step.action.steps) if step.action else 0,
             len(step.authority.inputs), *(name for name, _ in step.authority.inputs),
+            *evidence_args(session, evidence.attempt(call, step, told, owner, lease_ms, packed, context)),
         ]  # fmt: skip
 
     async def take_over(
@@ -169,8 +175,12 @@ class RedisLedger:
         keys = [
             self._operation(session, key),
             *(self._keys.of_session_partition(family, session) for family in ("lease", "pauses")),
+            *evidence_keys(self._keys, session),
         ]
-        args: list[Arg] = [now, owner, lease_ms, member, gone, "1" if unsent else "", PAUSED_AGAIN_MS]
+        args: list[Arg] = [
+            now, owner, lease_ms, member, gone, "1" if unsent else "", PAUSED_AGAIN_MS,
+            *evidence_args(session, evidence.takeover(key, owner, lease_ms)),
+        ]  # fmt: skip
         reply = await self._store.run(_TAKE_OVER, keys, args)
         if reply.tag == "paused":
             return Delayed(reply.text(1), reply.int(2), reply.int(3))
@@ -186,8 +196,12 @@ class RedisLedger:
 
     async def hand_back(self, work: Work, now: int) -> None:
         """Give back what may have been sent before and must not be sent now: it is taken over later."""
-        keys = [self._operation(work.session, work.key), self._keys.of_session_partition("lease", work.session)]
-        await self._store.run(_HAND_BACK, keys, [now, work.owner, work.member])
+        keys = [
+            self._operation(work.session, work.key), self._keys.of_session_partition("lease", work.session),
+            *evidence_keys(self._keys, work.session),
+        ]  # fmt: skip
+        told = evidence_args(work.session, evidence.handed_back(work))
+        await self._store.run(_HAND_BACK, keys, [now, work.owner, work.member, *told])
 
     async def record(
         self, work: Work, state: OperationState, result: JSON, reason: str, messages: Sequence[Outgoing], now: int,
@@ -202,10 +216,13 @@ class RedisLedger:
             self._keys.of_session_partition("lease", work.session),
             *self._doubts(work.session),
             *self._outbox.keys(work.session),
+            *evidence_keys(self._keys, work.session),
         ]
+        raw, reason = orjson.dumps(result), reason[:_REASON_MAX]
         args: list[Arg] = [
-            now, work.owner, state, orjson.dumps(result), reason[:_REASON_MAX], work.member, RETENTION_MS,
+            now, work.owner, state, raw, reason, work.member, RETENTION_MS,
             "1" if asked else "", *self._outbox.args(messages),
+            *evidence_args(work.session, evidence.outcome(work, state, raw, reason)),
         ]  # fmt: skip
         reply = await self._store.run(_RECORD, keys, args)
         if reply.tag == "fenced":
@@ -221,9 +238,11 @@ class RedisLedger:
             self._operation(session, key),
             self._keys.of_session("operations", session),
             *self._outbox.keys(session),
+            *evidence_keys(self._keys, session),
         ]
         args: list[Arg] = [
-            now, operation, not_after, RETENTION_MS, call, key, INDEX_MAX, SESSION_TTL_MS, *self._outbox.args(messages)
+            now, operation, not_after, RETENTION_MS, call, key, INDEX_MAX, SESSION_TTL_MS, *self._outbox.args(messages),
+            *evidence_args(session, evidence.withdrawn(key, operation, not_after, call)),
         ]  # fmt: skip
         reply = await self._store.run(_WITHDRAW, keys, args)
         if reply.tag == "known":
@@ -240,11 +259,14 @@ class RedisLedger:
             self._operation(session, call.key),
             self._keys.of_session("operations", session),
             *self._outbox.keys(session),
+            *evidence_keys(self._keys, session),
         ]
+        raw, reason = orjson.dumps(result), reason[:_REASON_MAX]
         args: list[Arg] = [
-            now, state, call.operation, step.fingerprint, step.tool, told.call, orjson.dumps(result),
-            reason[:_REASON_MAX], step.not_after, RETENTION_MS, call.key, INDEX_MAX, SESSION_TTL_MS,
+            now, state, call.operation, step.fingerprint, step.tool, told.call, raw, reason,
+            step.not_after, RETENTION_MS, call.key, INDEX_MAX, SESSION_TTL_MS,
             *self._outbox.args(messages),
+            *evidence_args(session, evidence.held_back(call, step, told, state, raw, reason)),
         ]  # fmt: skip
         reply = await self._store.run(_CLOSE, keys, args)
         if reply.tag == "known":
@@ -252,9 +274,12 @@ class RedisLedger:
         self._outbox.post(session, messages)
         return True
 
-    async def answer(self, session: str, messages: Sequence[Outgoing], now: int) -> None:
-        """Queue and send messages that change no operation."""
-        await self._store.run(_ANSWER, self._outbox.keys(session), [now, *self._outbox.args(messages)])
+    async def answer(self, session: str, messages: Sequence[Outgoing], now: int, told: bytes = b"") -> None:
+        """Queue and send messages that change no operation; `told` is the line of evidence of it."""
+        keys, args = self._outbox.keys(session), [now, *self._outbox.args(messages)]
+        if told:
+            keys, args = keys + evidence_keys(self._keys, session), args + evidence_args(session, told)
+        await self._store.run(_ANSWER, keys, args)
         self._outbox.post(session, messages)
 
     async def begin_lookup(
@@ -295,10 +320,17 @@ class RedisLedger:
 
         `released_until`: until when (milliseconds) the key may be claimed again after a failure, 0 for never.
         """
-        keys = [self._operation(work.session, work.key), *self._doubts(work.session), *self._outbox.keys(work.session)]
+        keys = [
+            self._operation(work.session, work.key), *self._doubts(work.session), *self._outbox.keys(work.session),
+            *evidence_keys(self._keys, work.session),
+        ]  # fmt: skip
+        raw, reason = orjson.dumps(result), reason[:_REASON_MAX]
         args: list[Arg] = [
-            now, state, orjson.dumps(result), reason[:_REASON_MAX], BY_LOOKUP, work.member, RETENTION_MS, work.now,
-            silent_ms, released_until, *self._outbox.args(messages),
+            now, state, raw, reason, BY_LOOKUP, work.member, RETENTION_MS, work.now, silent_ms, released_until,
+            *self._outbox.args(messages),
+            *evidence_args(
+                work.session, evidence.looked_up(work, state, raw, reason, BY_LOOKUP, released_until=released_until)
+            ),
         ]  # fmt: skip
         reply = await self._store.run(_SETTLE_LOOKUP, keys, args)
         if reply.tag == "resolved":
@@ -316,9 +348,14 @@ class RedisLedger:
         now: int,
     ) -> str | None:  # fmt: skip
         """An operator's word on what is unknown. None when it counts, else the state that stands or "absent"."""
-        keys = [self._operation(session, key), *self._doubts(session), *self._outbox.keys(session)]
+        keys = [
+            self._operation(session, key), *self._doubts(session), *self._outbox.keys(session),
+            *evidence_keys(self._keys, session),
+        ]  # fmt: skip
+        note = note[:_REASON_MAX]
         args: list[Arg] = [
-            now, state, note[:_REASON_MAX], operator, f"{session}:{key}", RETENTION_MS, *self._outbox.args(messages)
+            now, state, note, operator, f"{session}:{key}", RETENTION_MS, *self._outbox.args(messages),
+            *evidence_args(session, evidence.resolved(key, state, note, operator)),
         ]  # fmt: skip
         reply = await self._store.run(_RESOLVE, keys, args)
         if reply.tag == "resolved":
@@ -375,6 +412,19 @@ class RedisLedger:
         raw = await self._store.command("HGETALL", self._operation(session, key))
         pairs = raw.items() if isinstance(raw, dict) else zip(raw[::2], raw[1::2], strict=True)
         return {_text(name): _text(value) for name, value in pairs}
+
+    async def record_of(self, session: str, name: str) -> dict[str, str]:
+        """A record that evidence speaks of, `operation:KEY`, `action:A1` or `session`: its stored bytes as text, one
+        character each; nothing where it is gone."""
+        family, _, id = name.partition(":")
+        if family == "session":
+            owner = await self._store.command("GET", self._keys.of_session("owner", session))
+            return {"owner": owner.decode("latin-1")} if owner is not None else {}
+        if family not in ("operation", "action") or not is_slug(id):
+            return {}
+        raw = await self._store.command("HGETALL", self._keys.of_session(family, session, id))
+        pairs = raw.items() if isinstance(raw, dict) else zip(raw[::2], raw[1::2], strict=True)
+        return {field.decode("latin-1"): value.decode("latin-1") for field, value in pairs}
 
     def _operation(self, session: str, key: str) -> str:
         return self._keys.of_session("operation", session, key)

@@ -160,7 +160,7 @@ def test_every_problem_has_its_heading_and_only_once() -> None:
     assert set(headings) == problems_of_code()
 
 
-SHARED = {"attempts", "outbox", "outboxdue", "partitions", "epoch", "probe"}
+SHARED = {"attempts", "evidence", "evidencedue", "outbox", "outboxdue", "partitions", "epoch", "probe"}
 """Families of the runtime, which every service has."""
 
 

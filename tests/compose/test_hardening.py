@@ -63,6 +63,6 @@ EXPECTED_SECRETS = {
     "session-2": _SERVICE | _DOOR,
     "consent": _SERVICE | _DOOR | {"turnkeeper_seal_keys"},
     # no user token: users do not come to the door of side effects
-    "tools": _SERVICE | {"turnkeeper_operator_tokens", "turnkeeper_seal_keys"},
+    "tools": _SERVICE | {"turnkeeper_operator_tokens", "turnkeeper_seal_keys", "turnkeeper_evidence_key"},
     "sandbox": set(),
 }

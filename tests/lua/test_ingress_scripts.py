@@ -529,5 +529,6 @@ async def test_a_replayed_append_with_the_same_arguments_answers_already(one: Re
     doorbell = one.outbox
     await one.admissions.place(event)
     ((_, message),) = doorbell.posted
-    again = await one.store.append(event, "s1", b"{}", 1, message, NOW)
+    packed = await one.raw.command("HGET", one.keys.of_session("inbox", "s1"), "1")
+    again = await one.store.append(event, "s1", packed, 1, message, NOW)
     assert again == Appended(1, new=False)

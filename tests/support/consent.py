@@ -210,6 +210,8 @@ class World:
                 return await self.redis.hgetall(key)
             case b"zset":
                 return await self.redis.zrange(key, 0, -1, withscores=True)
+            case b"list":
+                return await self.redis.lrange(key, 0, -1)
             case _:
                 return await self.redis.get(key)
 

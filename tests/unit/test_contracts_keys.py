@@ -29,7 +29,7 @@ def every_key(keys, session="s1"):
                 found[family.name] = keys.meta(family.name)
     bare = ["admitted", "quarantineindex", "heldindex", "waitingindex", "deadline", "sessions", "expiry", "grant"]
     bare += ["timers", "lease", "trim", "unknown", "lookup", "standinguse", "pauses", "parked", "parkedorder"]
-    bare += ["parkedends"]
+    bare += ["parkedends", "evidencedue"]
     found |= {name: key.rsplit(":", 1)[0] for name, key in found.items() if name in bare}
     messages, due = keys.outbox("session", keys.partition(session))
     return {**found, "outbox": messages, "outboxdue": due}

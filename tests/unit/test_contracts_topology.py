@@ -15,10 +15,10 @@ NEEDS = {
     "ingress": ({"sessions", "notices", "dead"}, {"events.in", "ingress"}),
     "session": ({"sessions", "work", "notices", "dead"}, {"session.00", "session.15", "planner", "plans"}),
     "consent": ({"sessions", "notices", "dead"}, {"consent"}),
-    "tools": ({"sessions", "work", "notices", "dead"}, {"tools"}),
+    "tools": ({"sessions", "work", "notices", "dead", "archive"}, {"tools"}),
     "publisher": ({"events"}, set()),
     "planner": ({"plans"}, {"planner"}),
-    "operator": ({"dead", "sessions", "work", "events"}, {"dead"}),
+    "operator": ({"dead", "sessions", "work", "events"}, {"dead", "archive"}),
 }
 
 
@@ -104,7 +104,10 @@ def test_a_notice_is_routed_by_session_and_topic():
 
 
 def test_partitions_have_a_single_active_consumer_and_no_queue_has_a_delivery_limit_in_reach():
-    for queue in Topology("", 4).queues():
+    topology = Topology("", 4)
+    for queue in topology.queues():
+        if queue.name == topology.archive:
+            continue
         assert queue.arguments["x-queue-type"] == "quorum"
         assert queue.arguments["x-delivery-limit"] == 1_000_000
         assert ("x-single-active-consumer" in queue.arguments) == (".session." in queue.name)

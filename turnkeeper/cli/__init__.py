@@ -21,6 +21,7 @@ from turnkeeper.cli import (
     demo,
     doctor,
     events,
+    evidence,
     explain,
     held,
     ledger,
@@ -60,7 +61,7 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for group in (stacks, doctor, demo, events, consent, sessions, explain, ledger, pauses, replay, tokens):
+    for group in (stacks, doctor, demo, events, consent, sessions, explain, ledger, pauses, evidence, replay, tokens):
         group.register(app)
     app.add_typer(sessions.session_app, name="session")
     app.add_typer(standing.app, name="standing")

@@ -13,10 +13,12 @@ from typing import Annotated
 import typer
 
 from libs.contracts.application import Hmac, StandardWebhooks, load_application
+from libs.contracts.evidence import Signer
 from libs.contracts.keys import SERVICES, acl_rules
-from libs.contracts.topology import BROKER_USERS, definitions
+from libs.contracts.topology import ARCHIVE_AGE, BROKER_USERS, checked_age, definitions
 from turnkeeper.printing import print_line
 from turnkeeper.stack import DEFAULT_PARTITIONS
+from turnkeeper.stack_plan import draw_evidence_key
 from turnkeeper.target import TargetError, find_config, partitions_of
 
 _ENV_LINE = re.compile(
@@ -34,6 +36,7 @@ def init_secrets(
     application: Path | None = None,
     namespace: str = "",
     partitions: int = 16,
+    archive_age: str = ARCHIVE_AGE,
 ) -> list[Path]:
     """Write the secrets of a deployment into `directory` and return every file of it, sorted.
 
@@ -51,7 +54,8 @@ def init_secrets(
     rendered = {
         "operator_tokens": f"operator:*:{operator}",
         "redis.acl": _render_acl(values, namespace),
-        "definitions.json": _render_definitions(values, namespace, partitions),
+        "definitions.json": _render_definitions(values, namespace, partitions, archive_age),
+        "evidence_key.pub": _public_keys(values["evidence_key"]),
     }
     for name, text in rendered.items():
         _write(directory / name, text)
@@ -64,6 +68,7 @@ def _makers() -> dict[str, Callable[[], str]]:
     return {
         **redis,
         **broker,
+        "evidence_key": draw_evidence_key,
         "seal_keys": lambda: "k1:" + base64.b64encode(secrets.token_bytes(32)).decode(),
         "user_token_secret": _password,
         "operator_token": _password,
@@ -134,9 +139,14 @@ def _digest(password: str) -> str:
     return hashlib.sha256(password.encode()).hexdigest()
 
 
-def _render_definitions(values: dict[str, str], namespace: str, partitions: int) -> str:
+def _render_definitions(values: dict[str, str], namespace: str, partitions: int, archive_age: str) -> str:
     users = {user: values[f"rabbitmq_{user}_password"] for user in BROKER_USERS}
-    return json.dumps(definitions(namespace, partitions, users), indent=1)
+    return json.dumps(definitions(namespace, partitions, users, archive_age), indent=1)
+
+
+def _public_keys(evidence_key: str) -> str:
+    """What `turnkeeper verify --key` reads: to be kept where nobody can change it who can write to the store."""
+    return "".join(f"{name}:{key}\n" for name, key in Signer.parse(evidence_key).public.items())
 
 
 app = typer.Typer(help="The secrets of a deployment.", no_args_is_help=True)
@@ -186,11 +196,16 @@ def init(
             application=application,
             namespace=given.get("TURNKEEPER_NAMESPACE", "") if namespace is None else namespace,
             partitions=(partitions_of(given) or DEFAULT_PARTITIONS) if partitions is None else partitions,
+            archive_age=checked_age(given.get("TURNKEEPER_ARCHIVE_MAX_AGE", "")),
         )
+    except ValueError as error:
+        raise TargetError(str(error)) from error
     except OSError as error:
         raise TargetError(
             f"{error.filename or chosen}: {error.strerror}: check the path and its permissions"
         ) from error
+    public = (chosen / "evidence_key.pub").read_text(encoding="utf-8").strip()
+    print_line(f"public key of the evidence, to be kept elsewhere too: {public}")
     print_line(f"{len(files)} files in {chosen} for {application}: next, docker compose up --build --wait")
 
 

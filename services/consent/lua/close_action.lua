@@ -11,6 +11,7 @@
 -- Atomic: an acceptance between the look and the closing would be undone, or the session told both.
 --@include now
 --@include outbox
+--@include evidence
 local now = store_now(ARGV[3])
 local target, token = ARGV[4], ARGV[5]
 local row = redis.call('HMGET', KEYS[1], 'state', 'expires_at', 'lapses_at', 'closed_as', 'closed_token', 'count')
@@ -20,6 +21,7 @@ local function close(fields)
   redis.call('HSET', KEYS[1], 'closed_as', target, 'closed_token', token, 'closed_at', now, 'reason', ARGV[6])
   if fields then redis.call('HSET', KEYS[1], 'state', fields) end
   outbox_add(KEYS[5], KEYS[6], now, 8)
+  evidence_add(now, 'closed')
 end
 
 local function all_spent(count)

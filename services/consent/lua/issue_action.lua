@@ -16,6 +16,7 @@
 -- acceptance between closing one question and opening the next would be lost, or run beside its successor.
 --@include now
 --@include outbox
+--@include evidence
 local function pairs_end(first)
   return first + 1 + 2 * tonumber(ARGV[first])
 end
@@ -82,6 +83,7 @@ if reason ~= '' then
   redis.call('HSET', KEYS[1], 'state', 'not_asked', 'issued', 'not_asked', 'reason', reason)
   redis.call('PEXPIRE', KEYS[1], ARGV[9])
   outbox_add(KEYS[6], KEYS[7], now, refused_group)
+  evidence_add(now, 'not_asked')
   return {'not_asked', reason}
 end
 
@@ -94,14 +96,16 @@ for _, place in ipairs(giving_way) do
   redis.call('HDEL', KEYS[3], place.id)
   redis.call('ZREM', KEYS[4], place.member)
   outbox_add(KEYS[6], KEYS[7], now, place.closing)
+  evidence_add(now, 'place:' .. place.id)
   replaced = replaced .. place.id .. ' '
 end
 
 for i = 0, tonumber(ARGV[11]) - 1 do
   redis.call('HSET', KEYS[1], ARGV[12 + 2 * i], ARGV[13 + 2 * i])
 end
+local asked_number = redis.call('GET', KEYS[5]) or '0'
 redis.call('HSET', KEYS[1], 'state', 'pending', 'issued', 'asked', 'expires_at', ARGV[8], 'replaced', replaced,
-  'asked_number', redis.call('GET', KEYS[5]) or '0')
+  'asked_number', asked_number)
 redis.call('PEXPIREAT', KEYS[1], tonumber(ARGV[8]) + tonumber(ARGV[9]))
 redis.call('ZADD', KEYS[2], now, ARGV[1])
 redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -201)
@@ -110,4 +114,5 @@ redis.call('HSET', KEYS[3], ARGV[1], ARGV[8] .. ' ' .. ARGV[6])
 redis.call('PEXPIRE', KEYS[3], ARGV[9])
 redis.call('ZADD', KEYS[4], ARGV[8], ARGV[2])
 outbox_add(KEYS[6], KEYS[7], now, asked_group)
+evidence_add(now, 'asked', asked_number .. '/' .. string.gsub(replaced, ' ', ','))
 return {'asked', replaced}

@@ -16,6 +16,7 @@
 --@include now
 --@include outbox
 --@include append_input
+--@include evidence
 local STATE_OF = {accept = 'accepted', decline = 'declined', cancel = 'cancelled'}
 local now = store_now(ARGV[3])
 local by, digest, verdict, token = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
@@ -59,4 +60,5 @@ if verdict == 'accept' then
 end
 redis.call('PEXPIREAT', KEYS[1], tonumber(ARGV[10]) + tonumber(ARGV[11]))
 outbox_add(KEYS[8], KEYS[9], now, 19)
+evidence_add(now, 'taken')
 return {STATE_OF[verdict], ARGV[9], row[10]}

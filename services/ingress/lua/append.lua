@@ -10,6 +10,7 @@
 --@include append_input
 --@include held_queue
 --@include outbox
+--@include evidence
 local head = queue_head(KEYS[8])
 if head and head ~= ARGV[3] and redis.call('EXISTS', KEYS[1]) == 1
   and redis.call('HEXISTS', KEYS[4], ARGV[3]) == 0 then
@@ -25,6 +26,7 @@ if tag == 'appended' then
   redis.call('PEXPIRE', KEYS[1], ARGV[6])
   redis.call('ZADD', KEYS[5], ARGV[1], ARGV[2])
   outbox_add(KEYS[6], KEYS[7], ARGV[1], 9)
+  evidence_add(tonumber(ARGV[1]), 'appended')
 end
 if head and (tag == 'appended' or tag == 'already') then
   queue_remove(KEYS[8], KEYS[9], ARGV[2], ARGV[3])

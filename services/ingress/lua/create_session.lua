@@ -9,6 +9,7 @@
 --          somebody may rely on as real is never made a trial.
 -- Atomic: of two that claim one session, one owns it.
 --@include held_queue
+--@include evidence
 local owner = redis.call('GET', KEYS[1])
 if owner and owner ~= ARGV[2] then
   return {'taken', owner}
@@ -18,6 +19,7 @@ if ARGV[5] ~= '' then redis.call('SET', KEYS[5], ARGV[5], 'PX', ARGV[4]) end
 if not owner then
   redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[4])
   redis.call('ZADD', KEYS[2], ARGV[3], ARGV[1])
+  evidence_add(tonumber(ARGV[3]), 'created')
 end
 local waiting = queue_size(KEYS[3])
 if waiting > 0 then

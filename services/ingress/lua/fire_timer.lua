@@ -18,6 +18,7 @@
 --@include append_input
 --@include held_queue
 --@include outbox
+--@include evidence
 local keys = { timer = KEYS[1], due = KEYS[2], pending = KEYS[3] }
 if not timer_is_at(keys, ARGV[4]) then
   return {'moved', 0}
@@ -36,6 +37,7 @@ if tag == 'appended' then
   redis.call('ZADD', KEYS[8], ARGV[1], ARGV[2])
   redis.call('HINCRBY', KEYS[1], 'fired', 1)
   outbox_add(KEYS[9], KEYS[10], ARGV[1], 14)
+  evidence_add(tonumber(ARGV[1]), 'appended')
 end
 if tag == 'appended' or tag == 'already' then
   timer_move(keys, ARGV[2], ARGV[3], ARGV[5], ARGV[6], ARGV[7])

@@ -10,6 +10,7 @@
 --          Nothing is in the outbox that was not committed with the state that caused it (G8).
 -- Atomic: any part without the others is a lost message, a repeated turn or an untold outcome.
 --@include outbox
+--@include evidence
 local stored = redis.call('HMGET', KEYS[1], 'v', 'c', 'e')
 local version = tonumber(stored[1] or '0')
 local expected = tonumber(ARGV[1])
@@ -67,4 +68,5 @@ else
   redis.call('ZADD', KEYS[5], ARGV[5], ARGV[6])
 end
 outbox_add(KEYS[6], KEYS[7], tonumber(ARGV[4]), at)
+evidence_add(tonumber(ARGV[4]), 'committed')
 return {'committed', expected + 1}

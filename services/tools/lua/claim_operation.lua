@@ -2,7 +2,7 @@
 -- KEYS     1 operation  2 session's index  3 lease  4 trim
 --          5-7 bindings of the turn: tomorrow's, today's, yesterday's bucket
 --          then n binding buckets, one a seal; then, for an action's step: the action, and the operations of the
---          steps before it in their order; last of all, pauses
+--          steps before it in their order; then pauses
 -- ARGV     1 now (ms)  2 call  3 owner token  4 lease (ms)  5 not_after (ms)  6 fingerprint  7 operation  8 turn
 --          9 root turn  10 tool  11 arguments  12 context  13 session  14 origin  15 step cap
 --          16 time to live of bindings (ms)  17 longest index  18 member of lease and trim  19 operation key
@@ -22,6 +22,7 @@
 -- Atomic, since a claim without its bindings or its spent step could be repeated under another key.
 --@include now
 --@include paused
+--@include evidence
 local now = store_now(ARGV[1])
 local call, owner, not_after = ARGV[2], ARGV[3], tonumber(ARGV[5])
 local seals = tonumber(ARGV[23])
@@ -46,7 +47,8 @@ if state and (state ~= 'failed' or spent or old[3] == call or now > not_after) t
           spent and '1' or ''}
 end
 if now > not_after then return {'expired'} end
-local pause = paused_by(KEYS[#KEYS], ARGV[10], ARGV[13], ARGV[14])
+local pauses = KEYS[8 + seals + (action_step ~= '' and 1 + tonumber(action_step) or 0)]
+local pause = paused_by(pauses, ARGV[10], ARGV[13], ARGV[14])
 if pause then return {'paused', pause} end
 
 local turn_field = 't:' .. ARGV[13] .. ':' .. ARGV[9]
@@ -107,4 +109,5 @@ redis.call('ZADD', KEYS[4], ARGV[5], ARGV[18])
 redis.call('ZADD', KEYS[2], now, ARGV[7] .. ':' .. ARGV[19])
 redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1 - tonumber(ARGV[17]))
 redis.call('PEXPIRE', KEYS[2], ARGV[20])
+evidence_add(now, 'claimed', attempt + 1)
 return {'claimed', attempt + 1, keyed_from, now, lease_until}

@@ -10,6 +10,7 @@
 -- Atomic, since a claim between look and tombstone would run what was said not to.
 --@include now
 --@include outbox
+--@include evidence
 local now = store_now(ARGV[1])
 local old = redis.call('HMGET', KEYS[1], 'state', 'call', 'resolved_by', 'released_until')
 if old[1] == ARGV[2] and old[2] == ARGV[6] then return {'closed'} end
@@ -21,4 +22,5 @@ redis.call('ZADD', KEYS[2], now, ARGV[3] .. ':' .. ARGV[11])
 redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1 - tonumber(ARGV[12]))
 redis.call('PEXPIRE', KEYS[2], ARGV[13])
 outbox_add(KEYS[3], KEYS[4], now, 14)
+evidence_add(now, 'closed')
 return {'closed'}

@@ -6,10 +6,12 @@
 -- INVARIANT nobody but the next one who takes it over can record or send it (G4).
 -- Atomic, since a successor's lease must not be ended.
 --@include now
+--@include evidence
 local now = store_now(ARGV[1])
 local old = redis.call('HMGET', KEYS[1], 'state', 'owner', 'former')
 if old[1] == 'pending' and old[2] == '' and old[3] == ARGV[2] then return {'handed_back'} end
 if old[1] ~= 'pending' or old[2] ~= ARGV[2] then return {'fenced', old[1] or 'absent'} end
 redis.call('HSET', KEYS[1], 'owner', '', 'former', ARGV[2], 'lease_until', now)
 redis.call('ZADD', KEYS[2], now, ARGV[3])
+evidence_add(now, 'handed_back')
 return {'handed_back'}

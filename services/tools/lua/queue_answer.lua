@@ -6,5 +6,8 @@
 -- Atomic, since a message without its time would never be sent by the relay.
 --@include now
 --@include outbox
-outbox_add(KEYS[1], KEYS[2], store_now(ARGV[1]), 2)
+--@include evidence
+local now = store_now(ARGV[1])
+outbox_add(KEYS[1], KEYS[2], now, 2)
+evidence_add(now, 'queued')
 return {'queued'}

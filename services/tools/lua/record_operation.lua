@@ -10,6 +10,7 @@
 -- Atomic, since an outcome without its messages would never be told, and messages without it could be untrue.
 --@include now
 --@include outbox
+--@include evidence
 local now = store_now(ARGV[1])
 local old = redis.call('HMGET', KEYS[1], 'state', 'owner', 'not_after')
 if old[2] ~= ARGV[2] then return {'fenced', old[1] or 'absent'} end
@@ -24,4 +25,5 @@ else
   redis.call('PEXPIREAT', KEYS[1], math.max(now, tonumber(old[3])) + tonumber(ARGV[7]))
 end
 outbox_add(KEYS[5], KEYS[6], now, 9)
+evidence_add(now, 'recorded')
 return {'recorded'}

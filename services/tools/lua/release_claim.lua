@@ -12,6 +12,7 @@
 -- Atomic, since a claim that is gone without its call being kept would lose the step.
 --@include now
 --@include outbox
+--@include evidence
 --@include parked
 local now = store_now(ARGV[1])
 if redis.call('HEXISTS', KEYS[4], ARGV[5]) == 1 then return {'released'} end
@@ -29,9 +30,11 @@ end
 if tonumber(old[3]) <= 1 then
   redis.call('DEL', KEYS[1])
   redis.call('ZREM', KEYS[3], ARGV[3])
+  evidence_add(now, 'forgotten')
 else -- it was released before, by a failure that was proved before sending: so it is again
   redis.call('HSET', KEYS[1], 'state', 'failed', 'reason', ARGV[11], 'call', '', 'owner', '', 'finished_at', now)
   redis.call('PEXPIREAT', KEYS[1], math.max(now, tonumber(old[4])) + tonumber(ARGV[10]))
+  evidence_add(now, 'released')
 end
 redis.call('ZREM', KEYS[2], ARGV[3])
 park(KEYS[4], KEYS[5], KEYS[6], ARGV[5], ARGV[6], ARGV[7], ARGV[8], now)

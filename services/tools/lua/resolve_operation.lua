@@ -10,6 +10,7 @@
 -- Atomic, since two operators must not both be told that their word counted.
 --@include now
 --@include outbox
+--@include evidence
 local now = store_now(ARGV[1])
 local old = redis.call('HMGET', KEYS[1], 'state', 'resolved_by', 'not_after')
 if not old[1] then return {'absent'} end
@@ -20,4 +21,5 @@ redis.call('ZREM', KEYS[2], ARGV[5])
 redis.call('ZREM', KEYS[3], ARGV[5])
 redis.call('PEXPIREAT', KEYS[1], math.max(now, tonumber(old[3])) + tonumber(ARGV[6]))
 outbox_add(KEYS[4], KEYS[5], now, 7)
+evidence_add(now, 'resolved')
 return {'resolved'}

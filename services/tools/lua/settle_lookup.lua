@@ -14,6 +14,7 @@
 -- Atomic, since an operator or another replica may settle it too, and an outcome must not be told untold or twice.
 --@include now
 --@include outbox
+--@include evidence
 local now = store_now(ARGV[1])
 local old = redis.call('HMGET', KEYS[1], 'state', 'resolved_by', 'not_after', 'lease_until')
 if old[1] == ARGV[2] and old[2] == ARGV[5] then return {'resolved'} end
@@ -28,4 +29,5 @@ redis.call('ZREM', KEYS[2], ARGV[6])
 redis.call('ZREM', KEYS[3], ARGV[6])
 redis.call('PEXPIREAT', KEYS[1], math.max(now, tonumber(old[3])) + tonumber(ARGV[7]))
 outbox_add(KEYS[4], KEYS[5], now, 11)
+evidence_add(now, 'resolved')
 return {'resolved'}

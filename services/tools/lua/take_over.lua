@@ -10,6 +10,7 @@
 -- Atomic, since two sweepers must not both send.
 --@include now
 --@include paused
+--@include evidence
 local now = store_now(ARGV[1])
 local old = redis.call('HMGET', KEYS[1], 'state', 'owner', 'lease_until', 'id', 'tool', 'args', 'call', 'context',
                        'attempt', 'claimed_at', 'origin', 'keyed_from')
@@ -27,5 +28,6 @@ if old[2] ~= ARGV[2] then
   local lease_until = now + tonumber(ARGV[3])
   redis.call('HSET', KEYS[1], 'owner', ARGV[2], 'lease_until', lease_until)
   redis.call('ZADD', KEYS[2], lease_until, ARGV[4])
+  evidence_add(now, 'taken')
 end
 return {'taken', old[4], old[5], old[6], old[7], old[8], old[9], old[12] or old[10], now, old[11] or ''}

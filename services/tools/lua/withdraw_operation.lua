@@ -9,6 +9,7 @@
 -- Atomic, since a claim between look and tombstone would run what was said to be withdrawn.
 --@include now
 --@include outbox
+--@include evidence
 local now = store_now(ARGV[1])
 local old = redis.call('HMGET', KEYS[1], 'state', 'result', 'reason', 'call', 'id', 'attempt', 'tool',
                        'resolved_by', 'released_until')
@@ -25,4 +26,5 @@ redis.call('ZADD', KEYS[2], now, ARGV[2] .. ':' .. ARGV[6])
 redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1 - tonumber(ARGV[7]))
 redis.call('PEXPIRE', KEYS[2], ARGV[8])
 outbox_add(KEYS[3], KEYS[4], now, 9)
+evidence_add(now, 'withdrawn')
 return {'withdrawn'}
