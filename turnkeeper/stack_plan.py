@@ -14,7 +14,7 @@ from pathlib import Path
 from libs.contracts.application import Application, Hmac, StandardWebhooks, resolve_secret
 from libs.contracts.keys import SERVICES
 from turnkeeper import processes
-from turnkeeper.engines import Engine
+from turnkeeper.engines import Engine, external
 from turnkeeper.ports import free_port, is_free
 
 SANDBOX = "sandbox"
@@ -29,9 +29,17 @@ _OURS = (
     "TURNKEEPER_SEAL_KEYS",
     "TURNKEEPER_USER_TOKEN_SECRET",
     "TURNKEEPER_OPERATOR_TOKENS",
+    "TURNKEEPER_OPERATOR_TOKEN",
     "TURNKEEPER_SANDBOX_URL",
+    # The logins of the stack's owner and of each service: the engine has read them.
+    external.REDIS_URL,
+    external.AMQP_URL,
+    "TURNKEEPER_REDIS_USER",
+    "TURNKEEPER_REDIS_PASSWORD",
+    "TURNKEEPER_AMQP_PASSWORD",
+    *(external.redis_variable(service) for service in SERVICES),
+    *(external.amqp_variable(service) for service in SERVICES),
 )
-_PASSWORDS = ("TURNKEEPER_REDIS_PASSWORD", "TURNKEEPER_AMQP_PASSWORD")
 
 
 _IMPORT_SECONDS = 20.0
@@ -180,9 +188,7 @@ def plan_processes(
     """Every process of the stack, the sandbox (if the application uses one) first."""
     planners = planner_variables(application)
     common = {
-        **_inherited(engine, made, planners),
-        "TURNKEEPER_REDIS_URL": engine.redis_url,
-        "TURNKEEPER_AMQP_URL": engine.amqp_url,
+        **_inherited(made, planners),
         "TURNKEEPER_NAMESPACE": engine.namespace,
         "TURNKEEPER_PARTITIONS": str(partitions),
         "TURNKEEPER_CONFIG": str(config),
@@ -191,13 +197,15 @@ def plan_processes(
     }
     planned = []
     if uses_sandbox(application):
-        planned.append(_plan_sandbox(state, config, _inherited(engine, made, planners), lab))
+        planned.append(_plan_sandbox(state, config, _inherited(made, planners), lab))
         common["TURNKEEPER_SANDBOX_URL"] = planned[0].url
     for name, port in ports.items():
         service = name.rpartition("-")[0]
         env = {
             **common,
             **_secrets_of(service, made, planners),
+            "TURNKEEPER_REDIS_URL": engine.redis_of(service),
+            "TURNKEEPER_AMQP_URL": engine.amqp_of(service),
             "TURNKEEPER_REPLICA": name,
             "TURNKEEPER_HTTP_PORT": str(port),
             **_lab_of(lab, service, name),
@@ -228,11 +236,9 @@ def planner_variables(application: Application) -> dict[str, str]:
     return {name: os.environ[name] for of in names for name in (of, f"{of}_FILE") if name in os.environ}
 
 
-def _inherited(engine: Engine, made: Secrets, planners: Mapping[str, str]) -> dict[str, str]:
+def _inherited(made: Secrets, planners: Mapping[str, str]) -> dict[str, str]:
     """Our environment without secrets: each service is given those that it needs and no other."""
     dropped = {*_OURS, *made.sources, *(f"{name}_FILE" for name in made.sources), *planners}
-    if engine.kind != "external":
-        dropped.update(_PASSWORDS)  # they belong to other servers than those that we started
     return {name: value for name, value in os.environ.items() if name not in dropped}
 
 
