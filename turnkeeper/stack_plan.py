@@ -66,10 +66,10 @@ class PlanError(Exception):
 class Secrets:
     """The secrets of a stack, drawn once for its state folder: what is stored there was sealed with them."""
 
-    seal_keys: str
-    user_token_secret: str
-    operator_token: str
-    sources: Mapping[str, str] = field(default_factory=dict)
+    seal_keys: str = field(repr=False)
+    user_token_secret: str = field(repr=False)
+    operator_token: str = field(repr=False)
+    sources: Mapping[str, str] = field(default_factory=dict, repr=False)
     """By the environment variable that the application file names (`env:NAME`)."""
 
     @property
@@ -84,7 +84,7 @@ class Planned:
 
     name: str
     argv: tuple[str, ...]
-    env: Mapping[str, str]
+    env: Mapping[str, str] = field(repr=False)
     url: str
 
 

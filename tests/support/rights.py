@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection
-from aiormq.exceptions import ChannelAccessRefused
+from aiormq.exceptions import ChannelAccessRefused, ChannelLockedResource
 
 from libs.contracts.keys import FAMILIES, SERVICES, Family, Keys, acl_rules
 from libs.contracts.topology import Topology
@@ -160,6 +160,8 @@ async def try_on_broker(connection: AbstractConnection, cell: Cell, topology: To
         await _do(channel, cell, topology)
     except ChannelAccessRefused:
         return False
+    except ChannelLockedResource:
+        return True  # "get" at a queue with a single active consumer: asked after the rights
     finally:
         await channel.close()
     return True

@@ -24,8 +24,8 @@ class EngineUnavailable(EngineError):
 class Engine:
     """One Redis and one RabbitMQ, ready to serve."""
 
-    redis_url: str
-    amqp_url: str
+    redis_url: str = field(repr=False)
+    amqp_url: str = field(repr=False)
     kind: Kind
     pids: Mapping[str, int] = field(default_factory=dict)
     """Processes that we started, by name; empty when the servers are not ours or run in containers."""

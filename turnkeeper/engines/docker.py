@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from turnkeeper import processes
@@ -40,7 +40,7 @@ class Settings:
 
     redis_port: int
     amqp_port: int
-    password: str
+    password: str = field(repr=False)
 
     @property
     def urls(self) -> Mapping[Server, str]:

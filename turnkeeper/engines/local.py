@@ -55,8 +55,8 @@ class Settings:
     amqp_port: int
     epmd_port: int
     distribution_port: int
-    password: str
-    logins: Mapping[str, str] = field(default_factory=dict)
+    password: str = field(repr=False)
+    logins: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Passwords of the users with few rights, by `redis_<user>` and `rabbitmq_<user>`."""
     namespace: str = ""
     """Whose keys and queues these users may touch: the stack's own, or `rights.ANY_NAMESPACE`."""
