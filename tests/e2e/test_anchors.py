@@ -49,9 +49,7 @@ def at_first(*wanted: tuple[str, str]) -> Planner:
 
 
 @pytest.fixture(scope="module")
-def stage(
-    tmp_path_factory: pytest.TempPathFactory, servers: Servers, redis_url: str, amqp_url: str
-) -> Iterator[Stage]:
+def stage(tmp_path_factory: pytest.TempPathFactory, servers: Servers, redis_url: str, amqp_url: str) -> Iterator[Stage]:
     """One stack for all: each test has sessions of its own, and whoever ends a process starts it again."""
     with pytest.MonkeyPatch.context() as patch:
         for name, url in servers.environment().items():

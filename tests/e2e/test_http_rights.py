@@ -62,7 +62,9 @@ def subjects(stack: Stack) -> Subjects:
         client.deliver(client.sign("restaurant", event=event, type="offer.other", data=offer))
         (action,) = eventually_sync(lambda: client.actions(session))
         client.deliver(client.sign("restaurant", event=event, type="offer.other", data={**offer, "more": 1}))
-        client.deliver(client.sign("restaurant", event="held", type="table.note", data={"reservation": "held", "text": "x"}))
+        client.deliver(
+            client.sign("restaurant", event="held", type="table.note", data={"reservation": "held", "text": "x"})
+        )
         entry = eventually_sync(client.quarantine)[0]
         operation = client.operations(session)[0]["operation"]
     return {
@@ -112,7 +114,12 @@ def test_each_route_refuses_everybody_but_those_it_is_for_and_changes_nothing(
 
 
 def _call(
-    http: httpx2.Client, stack: Stack, key: tuple[str, str, str], row: Row, subjects: Subjects, header: Mapping[str, str]
+    http: httpx2.Client,
+    stack: Stack,
+    key: tuple[str, str, str],
+    row: Row,
+    subjects: Subjects,
+    header: Mapping[str, str],
 ) -> httpx2.Response:
     service, method, path = key
     return http.request(
@@ -159,7 +166,9 @@ def _quiet(servers: Servers, stack: Stack) -> dict[bytes, Any]:
     with redis.Redis.from_url(servers.redis_url()) as client:
 
         def stays() -> bool:
-            keys = [key for key in client.scan_iter(match=f"tk:{stack.namespace}:*", count=1_000) if b":probe" not in key]
+            keys = [
+                key for key in client.scan_iter(match=f"tk:{stack.namespace}:*", count=1_000) if b":probe" not in key
+            ]
             seen.append({key: _content(client, key) for key in keys})
             on_its_way = [key for key in keys if b":outbox" in key or b":admitted" in key or b":event:" in key]
             return bool(keys) and not on_its_way and seen[-1] == seen[-2]

@@ -65,11 +65,7 @@ def _refused(client: redis.Redis, command: tuple[str, ...]) -> bool:
 
 @pytest.mark.slow
 def test_a_service_touches_its_own_key_families_and_nothing_else_in_redis(engine: Engine, redis_sha: str) -> None:
-    cells = [
-        cell
-        for user in SERVICES
-        for cell in _tried(engine.redis_of(user), user, redis_sha)
-    ]
+    cells = [cell for user in SERVICES for cell in _tried(engine.redis_of(user), user, redis_sha)]
     print("\n" + printed("Redis", cells))
     assert wrong_of(cells) == []
     assert {cell.may for cell, _ in cells} == {True, False}

@@ -83,7 +83,9 @@ def redis_attempts(user: str, sha: str) -> Iterator[Attempt]:
             for other in sorted(set(SERVICES) - {user}):
                 key = ours.in_partition(family.name, 1, other)
                 yield from _on_key(user, f"{family.name} of {other}", key, sha, reads=False, writes=False)
-    yield from _on_key(user, "a key of no family", f"tk:{NAMESPACE}:{{p01}}:invented:s1", sha, reads=False, writes=False)
+    yield from _on_key(
+        user, "a key of no family", f"tk:{NAMESPACE}:{{p01}}:invented:s1", sha, reads=False, writes=False
+    )
     for command in FORBIDDEN:
         yield Attempt(Cell(user, "the server", " ".join(command[:2]).lower(), may=False), command)
 
@@ -216,7 +218,9 @@ def printed(title: str, cells: Sequence[tuple[Cell, bool]]) -> str:
         lines.append(f"{resource + ' ' + verb:<{width}} " + " ".join(f"{marks.get(user, ''):>10}" for user in users))
     wrong = sum(went != cell.may for cell, went in cells)
     allowed = sum(cell.may for cell, _ in cells)
-    lines.append(f"{len(cells)} tried: {allowed} allowed, {len(cells) - allowed} refused, {wrong} otherwise than they have to be")
+    lines.append(
+        f"{len(cells)} tried: {allowed} allowed, {len(cells) - allowed} refused, {wrong} otherwise than they have to be"
+    )
     return "\n".join(lines)
 
 
@@ -227,5 +231,3 @@ def wrong_of(cells: Sequence[tuple[Cell, bool]]) -> list[str]:
         for cell, went in cells
         if went != cell.may
     ]
-
-

@@ -69,7 +69,9 @@ def _of_script(path: Path) -> set[str]:
     text = path.read_text(encoding="utf-8")
     included = [ROOT / f"libs/runtime/lua/{name}.lua" for name in _INCLUDE.findall(text)]
     code = re.sub(r"--.*", "", text)
-    return {"evalsha", *(name.lower() for name in _CALL.findall(code))}.union(*(_of_script(one) - {"evalsha"} for one in included))
+    return {"evalsha", *(name.lower() for name in _CALL.findall(code))}.union(
+        *(_of_script(one) - {"evalsha"} for one in included)
+    )
 
 
 def _python(path: Path, use: Use) -> None:
@@ -136,9 +138,7 @@ def _families(
     yield from found
 
 
-def _values(
-    name: ast.expr, at: ast.AST, tree: ast.AST, parents: dict[ast.AST, ast.AST]
-) -> Iterator[str]:
+def _values(name: ast.expr, at: ast.AST, tree: ast.AST, parents: dict[ast.AST, ast.AST]) -> Iterator[str]:
     """What a variable may be: the literals that its comprehension runs over, or that its function is called with."""
     if not isinstance(name, ast.Name):
         return
@@ -159,9 +159,7 @@ def _values(
 
 
 def _literals(node: ast.AST) -> Iterator[str]:
-    yield from (
-        one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)
-    )
+    yield from (one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str))
 
 
 def _called(call: ast.Call) -> str:
