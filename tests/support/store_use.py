@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[2]
 _CALL = re.compile(r"redis\.p?call\('(\w+)'")
 _INCLUDE = re.compile(r"^--@include (\w+)$", re.MULTILINE)
 _CLIENT = {
-    "ping": "ping", "set": "set", "get": "get", "config_get": "config|get", "info": "info", "script_load": "script|load",
+    "ping": "ping", "set": "set", "get": "get", "info": "info",
+    "config_get": "config|get", "script_load": "script|load",
 }  # fmt: skip
 """Methods of the client that the runtime calls by themselves, and the command that each sends."""
 _QUIET = {"aclose"}

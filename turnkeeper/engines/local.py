@@ -227,7 +227,8 @@ def _prepare(state: Path, servers: Sequence[Server], password: str | None, names
     if "rabbitmq" in servers and not (epmd and processes.is_running(epmd)):
         names.append("epmd_port")
     moved = {name: free_port() for name in names if not is_free(getattr(settings, name))}
-    settings = replace(settings, **moved, logins=_logins(settings), namespace=namespace)
+    settings = Settings(**{**asdict(settings), **moved})
+    settings = replace(settings, logins=_logins(settings), namespace=namespace)
     processes.write_private(_settings_file(state), json.dumps(asdict(settings)))
     return settings
 
