@@ -166,8 +166,14 @@ def _traffic(stack: Stack) -> list[tuple[str, str]]:
         answers.append(("history", json.dumps(client.history(session))))
         answers.append(("operations", json.dumps(client.operations(session))))
         client.deliver(client.sign("shop", event="good", type="t", data={"session": session}))
-    tokens = ("", "garbage", user_token("another-secret-of-40-bytes-that-we-made-up", "ana", now), stack.operator_token,
-              user_token(stack.user_token_secret, "ana", now), user_token(stack.user_token_secret, "ben", now))  # fmt: skip
+    tokens = (
+        "",
+        "garbage",
+        user_token("another-secret-of-40-bytes-that-we-made-up", "ana", now),
+        stack.operator_token,
+        user_token(stack.user_token_secret, "ana", now),
+        user_token(stack.user_token_secret, "ben", now),
+    )
     names = {
         "session": session,
         "source": "shop",

@@ -12,11 +12,13 @@ import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection
 from aiormq.exceptions import ChannelAccessRefused, ChannelLockedResource
 
-from libs.contracts.keys import FAMILIES, SERVICES, Family, Keys, acl_rules
+from libs.contracts.keys import FAMILIES, SERVICES, Family, acl_rules
 from libs.contracts.topology import Topology
 
 NAMESPACE, ELSEWHERE = "mine", "other"
 PARTITIONS = 2
+NO_PARTITION = "999"
+"""Of keys: what is tried touches nothing that a deployment uses."""
 WRONG_PASSWORD = "a-password-that-nobody-has"
 _SCRIPT = "redis.call('EXISTS', KEYS[1]) return 1"
 FORBIDDEN: tuple[tuple[str, ...], ...] = (
@@ -48,16 +50,14 @@ class Attempt:
     command: tuple[str, ...]
 
 
-def sample_key(family: Family, keys: Keys, service: str) -> str:
-    """A key of a family as a service makes one. Raises LookupError for a family of which no key is known."""
-    tag = "{meta}" if family.tag == "meta" else f"{{{family.tag}01}}"
-    head = f"tk:{keys.namespace}:{tag}:{family.name}"
-    patterns = [
-        rule.partition("~")[2]
-        for name in SERVICES
-        for rule in acl_rules(name, keys.namespace)
-        if "~" in rule and rule.split(":")[3].removesuffix("*") == family.name
-    ]
+def sample_key(family: Family, namespace: str, service: str) -> str:
+    """A key of a family as a service makes one, in a partition that no deployment has. Raises LookupError for a family
+    of which no key is known."""
+    head = (
+        f"{_head(namespace)}{{meta}}" if family.tag == "meta" else f"{_head(namespace)}{{{family.tag}{NO_PARTITION}}}"
+    )
+    head += f":{family.name}"
+    patterns = [rule.partition("~")[2] for name in SERVICES for rule in acl_rules(name, namespace) if "~" in rule]
     owner = service if service in SERVICES else SERVICES[0]
     for tail in ("", f":{owner}", ":s1", ":s1:A1"):
         if any(fnmatch.fnmatchcase(head + tail, pattern) for pattern in patterns):
@@ -65,27 +65,33 @@ def sample_key(family: Family, keys: Keys, service: str) -> str:
     raise LookupError(f"no service may touch any key of the family {family.name}")
 
 
+def _head(namespace: str) -> str:
+    return f"tk:{namespace}:" if namespace else "tk:"
+
+
 def script_load() -> tuple[str, ...]:
     """What makes `EVALSHA` of the attempts possible."""
     return ("SCRIPT", "LOAD", _SCRIPT)
 
 
-def redis_attempts(user: str, sha: str) -> Iterator[Attempt]:
+def redis_attempts(user: str, sha: str, namespace: str = NAMESPACE, *, in_use: bool = False) -> Iterator[Attempt]:
     """Everything that is tried as one user of Redis: each family's keys by four verbs, the same of a neighbouring
-    deployment, other services' outboxes, and each command that rules the server."""
-    ours, theirs = Keys(NAMESPACE, PARTITIONS), Keys(ELSEWHERE, PARTITIONS)
+    deployment, other services' outboxes, and each command that rules the server. Where the deployment is `in_use` the
+    keys that it has once are only read."""
     for family in FAMILIES:
         writes, reads = user in family.writers, user in (*family.writers, *family.readers)
-        yield from _on_key(user, family.name, sample_key(family, ours, user), sha, reads=reads, writes=writes)
-        neighbour = sample_key(family, ours, user).replace(f"tk:{NAMESPACE}:", f"tk:{theirs.namespace}:", 1)
+        key = sample_key(family, namespace, user)
+        for attempt in _on_key(user, family.name, key, sha, reads=reads, writes=writes):
+            if not (in_use and family.tag == "meta" and attempt.cell.verb in ("set", "del")):
+                yield attempt
+        neighbour = _head(ELSEWHERE) + key.removeprefix(_head(namespace))
         yield from _on_key(user, f"{family.name} of another deployment", neighbour, sha, reads=False, writes=False)
         if family.name.startswith("outbox"):
             for other in sorted(set(SERVICES) - {user}):
-                key = ours.in_partition(family.name, 1, other)
+                key = f"{_head(namespace)}{{p{NO_PARTITION}}}:{family.name}:{other}"
                 yield from _on_key(user, f"{family.name} of {other}", key, sha, reads=False, writes=False)
-    yield from _on_key(
-        user, "a key of no family", f"tk:{NAMESPACE}:{{p01}}:invented:s1", sha, reads=False, writes=False
-    )
+    key = f"{_head(namespace)}{{p{NO_PARTITION}}}:invented:s1"
+    yield from _on_key(user, "a key of no family", key, sha, reads=False, writes=False)
     for command in FORBIDDEN:
         yield Attempt(Cell(user, "the server", " ".join(command[:2]).lower(), may=False), command)
 
