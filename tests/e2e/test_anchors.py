@@ -220,6 +220,7 @@ def test_a08_the_user_writes_while_an_action_is_pending_and_that_turn_uses_a_too
     session = stage.session("a08", planner)
     stage.event("wish", "a08", session=session)
     action = stage.asked(session)
+    stage.until(session, "action.asked")  # the session knows of it too
     stage.client.say(session, "pay meanwhile", OWNER)
     stage.until(session, "turn.done")
     assert stage.world.did("pay", "a08-paid") == ["a08-paid"]

@@ -3,10 +3,12 @@
 A patch begins with two lines: `# rule: …` and `# test: PATH[::NAME]` (pytest) or `# scenario: NAME` (the demo runner).
 A patch that no longer applies, or whose test stays green, is a fault: the rule has no test. So is a test that could not
 be run, or a service that did not start: red means that the rule was missed, not that the tree was broken. Without
-arguments what the patches name is run on the unbroken tree first, where it has to be green.
+arguments what the patches name is run on the unbroken tree first, where it has to be green. Tests share one pair of
+servers, apart by their namespaces; a scenario starts a stack of its own. `--jobs` are judged at once.
 """
 
 import argparse
+import contextlib
 import os
 import re
 import shutil
@@ -15,12 +17,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+
+from tests.support.servers import SWITCH, Servers
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -80,13 +85,13 @@ def read(patch: Path) -> Mutant:
     raise ValueError(f"{patch.name}: its head needs `# rule:` and `# test:` or `# scenario:`")
 
 
-def judge(mutant: Mutant, tree: Path) -> Verdict:
+def judge(mutant: Mutant, tree: Path, shared: Mapping[str, str]) -> Verdict:
     """Break the rule in a fresh copy of the tree and run what should notice."""
     started = time.monotonic()
     copy_tree(tree)
     if fault := apply(mutant.patch, tree):
         return Verdict(mutant, "does not apply", time.monotonic() - started, fault)
-    ran = run(command(mutant.kind, [mutant.target]), tree, LONGEST_SECONDS)
+    ran = run(command(mutant.kind, [mutant.target]), tree, LONGEST_SECONDS, _of_kind(mutant.kind, shared))
     status, detail = verdict_of(mutant.kind, ran)
     return Verdict(mutant, status, time.monotonic() - started, detail)
 
@@ -117,9 +122,13 @@ def command(kind: str, targets: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "turnkeeper.cli", "demo", *targets]
 
 
-def run(argv: Sequence[str], tree: Path, longest: float) -> Ran:
+def _of_kind(kind: str, shared: Mapping[str, str]) -> Mapping[str, str]:
+    return shared if kind == "test" else {}
+
+
+def run(argv: Sequence[str], tree: Path, longest: float, environment: Mapping[str, str]) -> Ran:
     """Run in the tree. What does not end in time is interrupted, so that it can stop what it started, then killed."""
-    env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {**os.environ, **environment, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     child = subprocess.Popen(
         argv, cwd=tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
@@ -160,14 +169,15 @@ def copy_tree(tree: Path) -> None:
             shutil.copy2(ROOT / name, target)
 
 
-def unbroken(mutants: Sequence[Mutant], tree: Path, console: Console) -> bool:
+def unbroken(mutants: Sequence[Mutant], tree: Path, console: Console, shared: Mapping[str, str]) -> bool:
     """Whether all that the patches name is green without them; a red test could notice nothing."""
     copy_tree(tree)
     tests = sorted({mutant.target for mutant in mutants if mutant.kind == "test"})
-    runs = [command("test", tests)] if tests else []
-    runs += [command("scenario", [name]) for name in sorted({m.target for m in mutants if m.kind == "scenario"})]
-    for argv in runs:
-        ran = run(argv, tree, LONGEST_BASELINE_SECONDS)
+    runs = [("test", tests)] if tests else []
+    runs += [("scenario", [name]) for name in sorted({m.target for m in mutants if m.kind == "scenario"})]
+    for kind, targets in runs:
+        argv = command(kind, targets)
+        ran = run(argv, tree, LONGEST_BASELINE_SECONDS, _of_kind(kind, shared))
         if ran.code != 0:
             console.print(f"red without any patch: {' '.join(argv[1:])}", highlight=False, markup=False)
             console.print(ran.output[-2000:], highlight=False, markup=False)
@@ -182,6 +192,7 @@ def main() -> int:
     """Run all, print the table, exit 0 when each is red."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("patches", nargs="*", type=Path, help="patches to try; all when none is given")
+    parser.add_argument("--jobs", type=int, default=2, help="so many at once (2)")
     parser.add_argument("--apply-only", action="store_true", help="see in a second which patches no longer apply")
     options = parser.parse_args()
     mutants = [read(path.resolve()) for path in options.patches or sorted(HERE.glob("*.patch"))]
@@ -190,11 +201,16 @@ def main() -> int:
         tree = Path(folder) / "tree"
         if options.apply_only:
             return _show_unapplied(mutants, tree, console)
-        if not options.patches and not unbroken(mutants, tree, console):
-            return 1
-        verdicts = [
-            _judged(mutant, tree, f"{number}/{len(mutants)}", console) for number, mutant in enumerate(mutants, 1)
-        ]
+        with _servers(mutants) as shared:
+            if not options.patches and not unbroken(mutants, tree, console, shared):
+                return 1
+            with ThreadPoolExecutor(options.jobs) as pool:
+                verdicts = list(
+                    pool.map(
+                        lambda numbered: _judged(numbered[1], Path(folder), numbered[0], len(mutants), console, shared),
+                        enumerate(mutants, 1),
+                    )
+                )
     table = Table("mutant", "rule broken", "noticed by", "came out", "seconds")
     for verdict in verdicts:
         mutant = verdict.mutant
@@ -206,10 +222,31 @@ def main() -> int:
     return 0 if verdicts and red == len(verdicts) else 1
 
 
-def _judged(mutant: Mutant, tree: Path, place: str, console: Console) -> Verdict:
-    console.print(f"[{place}] {mutant.patch.stem}: {mutant.rule}", highlight=False, markup=False)
-    verdict = judge(mutant, tree)
-    console.print(f"    {verdict.status}: {verdict.detail}", highlight=False, markup=False)
+@contextlib.contextmanager
+def _servers(mutants: Sequence[Mutant]) -> Iterator[Mapping[str, str]]:
+    """One Redis and one RabbitMQ for all tests, as variables of the environment; none where only scenarios run."""
+    if not any(mutant.kind == "test" for mutant in mutants):
+        yield {}
+        return
+    servers = Servers()
+    try:
+        yield {
+            "TURNKEEPER_REDIS_URL": servers.redis_url(),
+            "TURNKEEPER_AMQP_URL": servers.amqp_url(),
+            SWITCH: "external",
+        }
+    finally:
+        servers.stop()
+
+
+def _judged(
+    mutant: Mutant, folder: Path, number: int, count: int, console: Console, shared: Mapping[str, str]
+) -> Verdict:
+    tree = folder / f"tree-{number}"
+    verdict = judge(mutant, tree, shared)
+    shutil.rmtree(tree, ignore_errors=True)
+    told = f"[{number}/{count}] {mutant.patch.stem}: {mutant.rule}\n    {verdict.status}: {verdict.detail}"
+    console.print(told, highlight=False, markup=False)
     return verdict
 
 
