@@ -1,12 +1,13 @@
 """Each process of a stack has its own login at the servers, and nobody else's in its environment (G10)."""
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from libs.contracts.application import load_application
 from libs.contracts.keys import SERVICES
-from turnkeeper.engines import Engine, external
+from turnkeeper.engines import Engine, docker, external
 from turnkeeper.stack_plan import Planned, load_secrets, plan_processes
 from turnkeeper.target import DINNER
 
@@ -61,3 +62,19 @@ def test_the_environment_names_a_login_for_each_service(monkeypatch: pytest.Monk
 def test_a_login_is_in_nothing_that_is_printed() -> None:
     assert "owner-of" not in repr(ENGINE)
     assert "redis-ingress" not in repr(ENGINE)
+
+
+def test_a_container_is_told_no_password_that_docker_inspect_could_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(docker, "check", lambda **_: None)
+    monkeypatch.setattr(docker, "stop", lambda _: None)
+    monkeypatch.setattr(docker, "_is_running", lambda *_: False)
+    monkeypatch.setattr(docker, "_await", lambda *_: None)
+    monkeypatch.setattr(docker, "_must", lambda command, _, env: told.append(f"{command} {env}"))
+    engine = docker.start(tmp_path)
+    urls = [engine.redis_url, engine.amqp_url, *engine.redis_logins.values(), *engine.amqp_logins.values()]
+    passwords = [urlsplit(url).password for url in urls]
+    assert len(told) == 2
+    assert not [password for password in passwords if password is None or password in " ".join(told)]
