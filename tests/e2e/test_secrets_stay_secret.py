@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -51,7 +51,7 @@ class Staged:
     """A stack and every secret of it."""
 
     stack: Stack
-    markers: dict[str, str]
+    markers: dict[str, str] = field(repr=False)
 
 
 class _Talkative(BaseHTTPRequestHandler):
@@ -254,7 +254,7 @@ def test_a_wrong_password_is_in_no_log_and_no_answer(staged: Staged, tmp_path: P
         return "refuses us" in answers[-1]
 
     try:
-        eventually_sync(told)
+        eventually_sync(told, within=90)
     finally:
         process.terminate()
         process.wait(20)
