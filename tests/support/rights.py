@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import aio_pika
-from aio_pika.abc import AbstractChannel, AbstractConnection
-from aiormq.exceptions import ChannelAccessRefused, ChannelLockedResource
+from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
+from aiormq.exceptions import ChannelAccessRefused, ChannelLockedResource, ChannelPreconditionFailed
 
 from libs.contracts.keys import FAMILIES, SERVICES, Family, acl_rules
 from libs.contracts.topology import Topology
@@ -168,11 +168,15 @@ async def try_on_broker(connection: AbstractConnection, cell: Cell, topology: To
         await _do(channel, cell, topology)
     except ChannelAccessRefused:
         return False
-    except ChannelLockedResource:
-        return True  # "get" at a queue with a single active consumer: asked after the rights
+    except (ChannelLockedResource, ChannelPreconditionFailed):
+        return True  # asked after the rights: "get" at a single active consumer's queue, another type of exchange
     finally:
         await channel.close()
     return True
+
+
+async def _ignore(_: AbstractIncomingMessage) -> None:
+    """Leave it: the closing of the channel gives it back."""
 
 
 async def _do(channel: AbstractChannel, cell: Cell, topology: Topology) -> None:
@@ -187,7 +191,7 @@ async def _do(channel: AbstractChannel, cell: Cell, topology: Topology) -> None:
             await queue.get(no_ack=False, fail=False, timeout=10)
         case "consume":
             queue = await channel.get_queue(cell.resource, ensure=False)
-            await queue.cancel(await queue.consume(lambda _: None, no_ack=False, timeout=10), timeout=10)
+            await queue.cancel(await queue.consume(_ignore, no_ack=False, timeout=10), timeout=10)
         case "declare":
             arguments = {q.name: dict(q.arguments) for q in topology.queues()}.get(cell.resource)
             durable = arguments is not None
