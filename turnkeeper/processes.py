@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 MARK = "TURNKEEPER_STARTED_IN"
@@ -36,14 +36,14 @@ class Record:
 
     name: str
     argv: tuple[str, ...]
-    env: Mapping[str, str]
+    env: Mapping[str, str] = field(repr=False)
     log: str
     pid: int
     started: int
     """Start time in clock ticks after boot (`/proc/PID/stat`, field 22): with the boot id it makes a pid unique."""
     boot: str
     cwd: str
-    url: str = ""
+    url: str = field(default="", repr=False)
     log_from: int = 0
     """Where in the log this process begins, bytes: what stands before it others wrote."""
 

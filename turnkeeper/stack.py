@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -70,8 +70,8 @@ class Stack:
 
     state: Path
     engine: str
-    redis_url: str
-    amqp_url: str
+    redis_url: str = field(repr=False)
+    amqp_url: str = field(repr=False)
     namespace: str
     partitions: int
     config: Path
@@ -79,9 +79,9 @@ class Stack:
     """Base URLs of each service's replicas, by service name."""
     sandbox_url: str | None
     sandbox_log: Path | None
-    user_token_secret: str
-    operator_token: str
-    source_secrets: Mapping[str, str]
+    user_token_secret: str = field(repr=False)
+    operator_token: str = field(repr=False)
+    source_secrets: Mapping[str, str] = field(repr=False)
     """By the environment variable that the application file names."""
     pids: Mapping[str, int]
     """Of the services, the sandbox and a local engine's servers, when the file was written."""

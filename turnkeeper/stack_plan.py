@@ -15,7 +15,7 @@ from libs.contracts.application import Application, Hmac, StandardWebhooks, reso
 from libs.contracts.evidence import SEED_BYTES
 from libs.contracts.keys import SERVICES
 from turnkeeper import processes
-from turnkeeper.engines import Engine
+from turnkeeper.engines import Engine, external
 from turnkeeper.ports import free_port, is_free
 
 SANDBOX = "sandbox"
@@ -31,9 +31,17 @@ _OURS = (
     "TURNKEEPER_EVIDENCE_KEY",
     "TURNKEEPER_USER_TOKEN_SECRET",
     "TURNKEEPER_OPERATOR_TOKENS",
+    "TURNKEEPER_OPERATOR_TOKEN",
     "TURNKEEPER_SANDBOX_URL",
+    # The logins of the stack's owner and of each service: the engine has read them.
+    external.REDIS_URL,
+    external.AMQP_URL,
+    "TURNKEEPER_REDIS_USER",
+    "TURNKEEPER_REDIS_PASSWORD",
+    "TURNKEEPER_AMQP_PASSWORD",
+    *(external.redis_variable(service) for service in SERVICES),
+    *(external.amqp_variable(service) for service in SERVICES),
 )
-_PASSWORDS = ("TURNKEEPER_REDIS_PASSWORD", "TURNKEEPER_AMQP_PASSWORD")
 
 
 _IMPORT_SECONDS = 20.0
@@ -60,12 +68,12 @@ class PlanError(Exception):
 class Secrets:
     """The secrets of a stack, drawn once for its state folder: what is stored there was sealed with them."""
 
-    seal_keys: str
-    user_token_secret: str
-    operator_token: str
-    sources: Mapping[str, str] = field(default_factory=dict)
+    seal_keys: str = field(repr=False)
+    user_token_secret: str = field(repr=False)
+    operator_token: str = field(repr=False)
+    sources: Mapping[str, str] = field(default_factory=dict, repr=False)
     """By the environment variable that the application file names (`env:NAME`)."""
-    evidence_key: str = ""
+    evidence_key: str = field(default="", repr=False)
     """The door alone signs the evidence."""
 
     @property
@@ -80,7 +88,7 @@ class Planned:
 
     name: str
     argv: tuple[str, ...]
-    env: Mapping[str, str]
+    env: Mapping[str, str] = field(repr=False)
     url: str
 
 
@@ -185,11 +193,9 @@ def plan_processes(
 ) -> list[Planned]:
     """Every process of the stack, the sandbox (if the application uses one) first."""
     lent = {"session": planner_variables(application), "tools": tool_variables(application)}
-    inherited = _inherited(engine, made, {name for variables in lent.values() for name in variables})
+    inherited = _inherited(made, {name for variables in lent.values() for name in variables})
     common = {
         **inherited,
-        "TURNKEEPER_REDIS_URL": engine.redis_url,
-        "TURNKEEPER_AMQP_URL": engine.amqp_url,
         "TURNKEEPER_NAMESPACE": engine.namespace,
         "TURNKEEPER_PARTITIONS": str(partitions),
         "TURNKEEPER_CONFIG": str(config),
@@ -206,6 +212,8 @@ def plan_processes(
             **common,
             **_secrets_of(service, made),
             **lent.get(service, {}),
+            "TURNKEEPER_REDIS_URL": engine.redis_of(service),
+            "TURNKEEPER_AMQP_URL": engine.amqp_of(service),
             "TURNKEEPER_REPLICA": name,
             "TURNKEEPER_HTTP_PORT": str(port),
             **_lab_of(lab, service, name),
@@ -244,11 +252,9 @@ def _variables(references: Iterable[str]) -> dict[str, str]:
     return {name: os.environ[name] for of in names for name in (of, f"{of}_FILE") if name in os.environ}
 
 
-def _inherited(engine: Engine, made: Secrets, lent: Collection[str]) -> dict[str, str]:
+def _inherited(made: Secrets, lent: Collection[str]) -> dict[str, str]:
     """Our environment without secrets: each service is given those that it needs and no other."""
     dropped = {*_OURS, *made.sources, *(f"{name}_FILE" for name in made.sources), *lent}
-    if engine.kind != "external":
-        dropped.update(_PASSWORDS)  # they belong to other servers than those that we started
     return {name: value for name, value in os.environ.items() if name not in dropped}
 
 

@@ -34,6 +34,7 @@ from libs.contracts.http_call import (
 from libs.contracts.ids import Slug
 from libs.contracts.origin import OriginKind
 from libs.contracts.principals import PrincipalPattern, kind_of, source_of, tool_fits
+from libs.contracts.secrecy import remember
 from libs.contracts.templates import syntax_fault
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
@@ -879,8 +880,14 @@ def resolve_secret(reference: str, environment: Mapping[str, str]) -> str:
     """The secret behind `env:NAME` or `file:PATH`. Raises ValueError naming the reference, never a value.
 
     A literal secret in the file is refused: it would end up in version control. `env:NAME` also reads the file
-    that `NAME_FILE` names, so that compose can pass secrets as files.
+    that `NAME_FILE` names, so that compose can pass secrets as files. What is read here is in no log of the process.
     """
+    value = _resolved(reference, environment)
+    remember(value)
+    return value
+
+
+def _resolved(reference: str, environment: Mapping[str, str]) -> str:
     kind, _, rest = reference.partition(":")
     match kind:
         case "env":

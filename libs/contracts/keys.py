@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from libs.contracts.commands import commands_of
 from libs.contracts.ids import partition_of, shard_of
 
 Service = Literal["ingress", "session", "consent", "tools"]
@@ -55,13 +56,13 @@ FAMILIES: tuple[Family, ...] = (
     Family("owner", "p", "a session's owner, written once", "string",
            ("ingress",), ("ingress", "session", "consent", "tools"), "session_ttl, 400 days", "90 a session"),
     Family("number", "p", "the last number given in a session's inbox", "string",
-           ("ingress", "consent"), ("ingress", "session", "consent"), "session_ttl", "70 a session"),
+           ("ingress", "consent"), ("ingress", "consent"), "session_ttl", "70 a session"),
     Family("inbox", "p", "inputs by number until their turn ends", "hash",
            ("ingress", "consent", "session"), ("session",), "session_ttl", "0.7 k and the body, an input in work"),
     Family("outcome", "p", "input → session, number and what became of it", "hash, day and slot",
            ("ingress", "consent", "session"), ("ingress",), "window + 2 days", "55 an input, 140 alone"),
     Family("trial", "p", "the mark of a trial, for tests: its faults and their version", "string",
-           ("ingress",), ("ingress", "tools"), "session_ttl", "0.2 k and the faults"),
+           ("ingress", "tools"), ("ingress", "tools"), "session_ttl", "0.2 k and the faults"),
     Family("waiting", "p", "events for a session that does not exist yet", "hash",
            ("ingress",), ("ingress",), "hold time + 1 day", "0.5 k and the body, each"),
     Family("waitingindex", "p", "such sessions by deadline", "sorted set",
@@ -265,18 +266,13 @@ class Keys:
         return self._key("meta", family)
 
 
-_COMMANDS = (
-    "evalsha script|load time ping hello config|get info get set mget incr incrby "
-    "hget hset hsetnx hmget hgetall hdel hlen hexists hincrby hscan hkeys hvals zadd zrem zrange zrangebyscore "
-    "zscore zcard zcount zremrangebyrank zremrangebyscore lrange rpush lpush ltrim llen del unlink exists expire "
-    "pexpire pexpireat ttl pttl persist select"
-)
-
-
 def acl_rules(service: Service, namespace: str = "") -> list[str]:
-    """The rules of a service's Redis ACL user, without name and password: least commands, own key families (G10)."""
+    """The rules of a service's Redis ACL user, without name and password: least commands, own key families (G10).
+
+    Writing alone (`%W~`) is granted nowhere: EVALSHA, by which all writes go, demands both rights of each of its keys.
+    """
     head = f"tk:{namespace}:" if namespace else "tk:"
-    rules = ["resetchannels", "-@all", "+@connection", *(f"+{command}" for command in _COMMANDS.split())]
+    rules = ["resetchannels", "-@all", *(f"+{command}" for command in commands_of(service))]
     for family in FAMILIES:
         tag = "{meta}" if family.tag == "meta" else f"{{{family.tag}*}}"
         own = family.name.startswith("outbox")

@@ -258,11 +258,14 @@ class Operators:
     def parse(cls, text: str) -> "Operators":
         """Read `name:scope+scope:sha256hex[,…]`. Raises ValueError with every fault, without the hashes."""
         operators, faults = [], []
-        for part in filter(None, (piece.strip() for piece in text.split(","))):
+        for number, part in enumerate(filter(None, (piece.strip() for piece in text.split(","))), 1):
             name, _, rest = part.partition(":")
             scopes, _, digest = rest.partition(":")
             names = frozenset(filter(None, scopes.split("+")))
-            if not is_slug(name):
+            if part.count(":") != 2:
+                # Not by its name: what stands there may be the token itself, given by mistake.
+                faults.append(f"number {number} is not of the form name:scope+scope:sha256 of the token")
+            elif not is_slug(name):
                 faults.append("an operator's name has letters, digits, - and _ only")
             elif not names or names - SCOPES:
                 faults.append(f"{name}: scopes are of {' '.join(sorted(SCOPES))}, joined by +")

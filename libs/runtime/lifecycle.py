@@ -18,6 +18,7 @@ from libs.contracts.envelope import Message
 from libs.contracts.errors import StoreAway
 from libs.contracts.ids import derive_id
 from libs.contracts.keys import Keys
+from libs.contracts.secrecy import masked_text, remember
 from libs.contracts.topology import Topology
 from libs.runtime import health, lenient_amqp, logs
 from libs.runtime.batch import Store
@@ -384,6 +385,7 @@ def run(kind: type[S], build: Callable[["Runtime[S]"], Awaitable[None]], service
         settings = read_settings(kind)
     except SettingsError as error:
         sys.exit(f"turnkeeper {service}: {error}")
+    remember(*settings.secrets())
     logs.configure(service, settings.replica, settings.log_level)
     lenient_amqp.install()
 
@@ -396,5 +398,5 @@ def run(kind: type[S], build: Callable[["Runtime[S]"], Awaitable[None]], service
     try:
         status = uvloop.run(live())
     except (ApplicationError, SettingsError) as error:
-        sys.exit(f"turnkeeper {service}: {error}")
+        sys.exit(masked_text(f"turnkeeper {service}: {error}"))
     sys.exit(status)

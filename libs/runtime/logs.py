@@ -1,13 +1,17 @@
-"""JSON logs: one wide line a message, context bound once, no payloads and no secrets."""
+"""JSON logs: one wide line a message, context bound once, no payloads and no secrets (`libs.contracts.secrecy`)."""
 
 import datetime
 import logging
 import re
 import sys
+import traceback
+from types import TracebackType
 
 import orjson
 import structlog
 from structlog.typing import EventDict, WrappedLogger
+
+from libs.contracts.secrecy import masked, masked_text
 
 
 class Line:
@@ -23,6 +27,7 @@ class Line:
         """The line, without its newline."""
         if event.get("exc_info"):
             event = structlog.processors.format_exc_info(_, method, event)
+            event["exception"] = _without_passwords(str(event.get("exception", "")))
         msg = event.pop("event", "")
         level = "error" if method == "exception" else method
         return _dumps({**event, **self._bound, "level": level, "ts": _now(), "msg": msg})
@@ -41,6 +46,7 @@ def configure(service: str, replica: str, level: str) -> None:
         logger_factory=structlog.BytesLoggerFactory(file=sys.stderr.buffer),
         cache_logger_on_first_use=True,
     )
+    sys.excepthook = _last_words
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(service, replica))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
@@ -80,4 +86,10 @@ def _without_passwords(text: str) -> str:
 
 
 def _dumps(value: object, **_: object) -> bytes:
-    return orjson.dumps(value, default=str)
+    return masked(orjson.dumps(value, default=str))
+
+
+def _last_words(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """What ends a process is told like any other line: the drivers' exceptions hold URLs with passwords."""
+    text = "".join(traceback.format_exception(kind, error, trace))
+    sys.stderr.write(masked_text(_without_passwords(text)))

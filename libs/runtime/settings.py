@@ -6,7 +6,7 @@ import socket
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, SecretStr, StringConstraints, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -111,6 +111,21 @@ class RuntimeSettings(BaseSettings):
     def labs(self) -> frozenset[str]:
         """The lab switches that are on."""
         return frozenset(filter(None, self.lab.split(",")))
+
+    def secrets(self) -> list[str]:
+        """Every secret of the settings: for masking what is written. Also the parts of those that are lists, and the
+        passwords of URLs, as they stand there and as they are sent."""
+        found = [
+            value.get_secret_value()
+            for name in type(self).model_fields
+            if isinstance(value := getattr(self, name), SecretStr)
+        ]
+        # `name:scope:hash,…` and `id:base64,…`: what follows the last colon
+        found += [part.rpartition(":")[2] for value in found for part in value.split(",") if ":" in part]
+        for url in (self.redis_url, self.amqp_url):
+            password = urlsplit(url).password
+            found += [password, unquote(password)] if password else []
+        return [secret for secret in found if secret]
 
     def lab_values(self, switch: str) -> frozenset[str]:
         """The values of a lab switch that takes one, as in `lose_answer:reserve_table`."""

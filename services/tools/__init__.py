@@ -6,8 +6,8 @@ Consumes `tools.run_step`, `tools.withdraw_operation` and `tools.look_up_operati
 `tools.evidence_sealed` to the archive. Owns in Redis, in the session's partition: operation, operations, lease,
 unknown, lookup, trim, binding, faultcount, pauses, parked, parkedorder, parkedends, and of the evidence that every
 service tells: chain, links, heads; spends the steps of an action, which is consent's, in the script that claims. In
-the user's shard: standinguse, and the uses of a standing approval (standing), which is consent's too. For all
-partitions: pauselist, pauseseen.
+the user's shard: standinguse, and the uses of a standing approval (standing), which is consent's too. Reads the mark
+of a trial, ingress's, in the script that counts its calls. For all partitions: pauselist, pauseseen.
 
 Read `handlers` → `domain` → `store` → `connectors`: authority → tool → arguments → permission → identity → one script
 (known key, bindings, grant, claim) → run → record → answer.

@@ -422,7 +422,8 @@ class RedisLedger:
             return {"owner": owner.decode("latin-1")} if owner is not None else {}
         if family not in ("operation", "action") or not is_slug(id):
             return {}
-        raw = await self._store.command("HGETALL", self._keys.of_session(family, session, id))
+        operation, action = (self._keys.of_session(of, session, id) for of in ("operation", "action"))
+        raw = await self._store.command("HGETALL", operation if family == "operation" else action)
         pairs = raw.items() if isinstance(raw, dict) else zip(raw[::2], raw[1::2], strict=True)
         return {field.decode("latin-1"): value.decode("latin-1") for field, value in pairs}
 

@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import shlex
 import shutil
 import subprocess
 import sys
@@ -121,6 +122,21 @@ class Deployment:
         shell = 'read -r REDISCLI_AUTH && export REDISCLI_AUTH && exec redis-cli --user "$@"'
         call = ("exec", "-T", "redis", "sh", "-c", shell, "sh", user, *command)
         return self.compose(*call, stdin=self.secret(f"redis_{user}_password") + "\n").strip()
+
+    def redis_each(self, user: str, commands: Sequence[Sequence[str]]) -> list[str]:
+        """What Redis answers one of its users to each of these commands, over one connection."""
+        marks = [f"answered-{number}" for number in range(len(commands))]
+        lines = [f"{shlex.join(command)}\nPING {mark}" for command, mark in zip(commands, marks, strict=True)]
+        # What is left of the standard input after the password are redis-cli's commands.
+        shell = 'read -r REDISCLI_AUTH && export REDISCLI_AUTH && exec redis-cli --user "$1"'
+        stdin = "\n".join([self.secret(f"redis_{user}_password"), *lines, ""])
+        said = self.compose("exec", "-T", "redis", "sh", "-c", shell, "sh", user, within=120, stdin=stdin)
+        answers = []
+        for mark in marks:
+            answer, found, said = said.partition(mark)
+            assert found, f"no answer to {commands[len(answers)]}"
+            answers.append(answer.strip())
+        return answers
 
     def rabbitmqctl(self, *arguments: str) -> list[dict[str, Any]]:
         """A table of rabbitmqctl as rows."""

@@ -30,6 +30,7 @@ from libs.runtime.scripts import load_script
 from tests.support.anchors import OWNER, PROCESSES, Plan, Planner, Stage, View, staged
 from tests.support.crossing import Hold
 from tests.support.eventually import eventually_sync
+from tests.support.servers import Servers
 
 NOTHING: Plan = {}
 POINTS = ("before-the-commit", "committed", "before-the-send", "sent")
@@ -48,11 +49,11 @@ def at_first(*wanted: tuple[str, str]) -> Planner:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory, redis_url: str, amqp_url: str) -> Iterator[Stage]:
+def stage(tmp_path_factory: pytest.TempPathFactory, servers: Servers, redis_url: str, amqp_url: str) -> Iterator[Stage]:
     """One stack for all: each test has sessions of its own, and whoever ends a process starts it again."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TURNKEEPER_REDIS_URL", redis_url)
-        patch.setenv("TURNKEEPER_AMQP_URL", amqp_url)
+        for name, url in servers.environment().items():
+            patch.setenv(name, url)
         folder = tmp_path_factory.mktemp("anchors")
         patch.setenv("TURNKEEPER_NAMESPACE", f"{folder.parent.name}-{folder.name}")
         with staged(folder, redis_url, amqp_url) as running:

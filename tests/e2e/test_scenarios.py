@@ -80,10 +80,7 @@ def test_a_demo_that_is_told_to_end_leaves_no_process(servers: Servers, number: 
     if engine == "local":
         _need_programs()
     else:
-        environment["TURNKEEPER_REDIS_URL"], environment["TURNKEEPER_AMQP_URL"] = (
-            servers.redis_url(),
-            servers.amqp_url(),
-        )
+        environment |= servers.environment()
     command = [sys.executable, "-m", "turnkeeper.cli", "demo", "--engine", engine]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
     folder = _until_ready(child)

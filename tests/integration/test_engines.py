@@ -46,9 +46,7 @@ def state(servers: Servers) -> Iterator[Path]:
 @pytest.fixture
 def engine(state: Path) -> Engine:
     """The engine of the shared folder."""
-    found = local._load(state)
-    assert found is not None
-    return Engine(redis_url=found.redis_url, amqp_url=found.amqp_url, kind="local")
+    return local.engine_of(state)
 
 
 @pytest.fixture

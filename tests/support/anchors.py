@@ -4,6 +4,7 @@ and a planner that the test speaks for."""
 import contextlib
 import itertools
 import json
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from tests.support.crossing import Crossing, Hold
 from tests.support.eventually import eventually_sync
 from turnkeeper import stack as stacks
 from turnkeeper.client import Answer, Client
+from turnkeeper.engines import external
 from turnkeeper.target import of_stack
 
 Plan = dict[str, Any]
@@ -305,7 +307,10 @@ def staged(folder: Path, redis_url: str, amqp_url: str) -> Iterator[Stage]:
         (folder / "url").write_text(url)
         (folder / "world.py").write_text(TOOLS)
         (folder / "turnkeeper.yaml").write_text(yaml.safe_dump(application(url)))
-        stores, brokers = ({name: Crossing(to) for name in PROCESSES} for to in (redis_url, amqp_url))
+        stores, brokers = (
+            {name: Crossing(os.environ.get(variable(name.rpartition("-")[0]), to)) for name in PROCESSES}
+            for variable, to in ((external.redis_variable, redis_url), (external.amqp_variable, amqp_url))
+        )
         for crossing in (*stores.values(), *brokers.values()):
             undo.callback(crossing.close)
         lab: dict[str, dict[str, str]] = {

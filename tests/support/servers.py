@@ -9,6 +9,8 @@ from typing import NoReturn
 
 import pytest
 
+from libs.contracts.keys import SERVICES
+from libs.contracts.rights import ANY_NAMESPACE
 from turnkeeper import engines
 from turnkeeper.engines import Engine, EngineUnavailable, external, local
 
@@ -34,11 +36,23 @@ class Servers:
 
     def redis_url(self) -> str:
         """URL of the run's Redis, started if need be."""
-        return self._url("redis", lambda: local.start_redis(self.state))
+        return self._url("redis", lambda: local.start_redis(self.state, namespace=ANY_NAMESPACE))
 
     def amqp_url(self) -> str:
         """URL of the run's RabbitMQ, started if need be."""
-        return self._url("rabbitmq", lambda: local.start_rabbitmq(self.state))
+        return self._url("rabbitmq", lambda: local.start_rabbitmq(self.state, namespace=ANY_NAMESPACE))
+
+    def environment(self) -> dict[str, str]:
+        """What names these servers to a stack: its owner's logins and, where the servers are the run's own, those of
+        each service, so that every test of a whole stack runs with the least rights."""
+        given = {external.REDIS_URL: self.redis_url(), external.AMQP_URL: self.amqp_url()}
+        if self.kind != "local":
+            return given
+        engine = local.engine_of(self.state)
+        for service in SERVICES:
+            given[external.redis_variable(service)] = engine.redis_of(service)
+            given[external.amqp_variable(service)] = engine.amqp_of(service)
+        return given
 
     def stop(self) -> None:
         """End what was started and remove its folder."""

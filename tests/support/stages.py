@@ -35,7 +35,7 @@ class Stage:
     @contextlib.contextmanager
     def _started(self, settings: Settings) -> Iterator[Stack]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("TURNKEEPER_REDIS_URL", self._servers.redis_url())
-            patch.setenv("TURNKEEPER_AMQP_URL", self._servers.amqp_url())
+            for name, url in self._servers.environment().items():
+                patch.setenv(name, url)
             with throw_away(settings, engine="external", say=print) as stack:
                 yield stack

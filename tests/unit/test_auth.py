@@ -223,3 +223,10 @@ def test_every_fault_in_the_operators_is_told_and_no_hash() -> None:
 def test_nobody_is_an_operator_when_none_is_configured() -> None:
     with pytest.raises(Problem):
         Operators.parse("").check("Bearer anything", "read")
+
+
+@pytest.mark.parametrize("text", ["the-token-itself", "the-token-itself:read", "a:b:c:the-token-itself"])
+def test_a_token_that_is_given_in_place_of_its_hash_is_not_repeated(text: str) -> None:
+    with pytest.raises(ValueError, match="number 1") as caught:
+        Operators.parse(text)
+    assert "the-token-itself" not in str(caught.value)

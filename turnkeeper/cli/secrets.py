@@ -14,7 +14,7 @@ import typer
 
 from libs.contracts.application import Hmac, StandardWebhooks, load_application
 from libs.contracts.evidence import Signer
-from libs.contracts.keys import SERVICES, acl_rules
+from libs.contracts.rights import REDIS_USERS, redis_acl_file
 from libs.contracts.topology import ARCHIVE_AGE, BROKER_USERS, checked_age, definitions
 from turnkeeper.printing import print_line
 from turnkeeper.stack import DEFAULT_PARTITIONS
@@ -25,8 +25,6 @@ _ENV_LINE = re.compile(
     r"\s*(?:export\s+)?(?P<name>[A-Za-z_]\w*)\s*=\s*"
     r"(?:(?P<quote>[\"'])(?P<quoted>.*)(?P=quote)|(?P<plain>[^\"'#\s].*?)?)(?:\s+#.*|\s*)"
 )
-HEALTH_USER = "health"
-"""The Redis user of the container's own health check: it may send PING and nothing else."""
 
 
 def init_secrets(
@@ -63,7 +61,7 @@ def init_secrets(
 
 
 def _makers() -> dict[str, Callable[[], str]]:
-    redis = {f"redis_{user}_password": _password for user in (*SERVICES, HEALTH_USER)}
+    redis = {f"redis_{user}_password": _password for user in REDIS_USERS}
     broker = {f"rabbitmq_{user}_password": _password for user in BROKER_USERS}
     return {
         **redis,
@@ -123,20 +121,8 @@ def _write(path: Path, text: str) -> None:
 
 
 def _render_acl(values: dict[str, str], namespace: str) -> str:
-    # Off and without a password, so nobody can be it. It keeps its rights all the same: as this user Redis reads its
-    # own append-only file, and without them it drops every transaction in it, which is all that scripts wrote.
-    lines = ["user default off resetpass allkeys allchannels +@all"]
-    for service in SERVICES:
-        rules = " ".join(acl_rules(service, namespace))
-        lines.append(f"user {service} on #{_digest(values[f'redis_{service}_password'])} {rules}")
-    health = _digest(values[f"redis_{HEALTH_USER}_password"])
-    lines.append(f"user {HEALTH_USER} on #{health} resetkeys resetchannels -@all +ping")
-    return "\n".join(lines) + "\n"
-
-
-def _digest(password: str) -> str:
-    # Redis takes a user's password as plain SHA-256 in an ACL file
-    return hashlib.sha256(password.encode()).hexdigest()
+    logins = {f"redis_{user}": values[f"redis_{user}_password"] for user in REDIS_USERS}
+    return redis_acl_file(logins, namespace)
 
 
 def _render_definitions(values: dict[str, str], namespace: str, partitions: int, archive_age: str) -> str:

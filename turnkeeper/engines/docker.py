@@ -8,12 +8,14 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from libs.contracts import rights
+from libs.contracts.topology import BROKER_USERS
 from turnkeeper import processes
 from turnkeeper.engines import probe
-from turnkeeper.engines.base import SERVERS, Engine, EngineError, EngineUnavailable, Say, Server, silent
+from turnkeeper.engines.base import SERVERS, Engine, EngineError, EngineUnavailable, Say, Server, login_url, silent
 from turnkeeper.ports import free_port
 
 IMAGE_VARIABLES: Mapping[Server, str] = {"redis": "TURNKEEPER_REDIS_IMAGE", "rabbitmq": "TURNKEEPER_RABBITMQ_IMAGE"}
@@ -26,12 +28,21 @@ _RUN_SECONDS = 60
 _SERVE_SECONDS = 90
 _LABEL = "turnkeeper.state"
 
-# The password comes by environment: on a command line every user of the machine could read it.
+# What the servers read comes by environment and holds passwords as hashes only: `docker inspect` shows it.
 _REDIS_COMMAND = (
-    "umask 077; printf 'requirepass %s\\n' \"$TURNKEEPER_PASSWORD\" > /tmp/redis.conf; "
-    "exec redis-server /tmp/redis.conf --port 6379 --protected-mode no --save '' "
+    "umask 077; printf '%s' \"$TURNKEEPER_ACL\" > /tmp/users.acl; "
+    "exec redis-server --aclfile /tmp/users.acl --port 6379 --protected-mode no --save '' "
     "--appendonly yes --appendfsync always --maxmemory-policy noeviction"
 )
+_RABBITMQ_COMMAND = (
+    "umask 022; printf '%s' \"$TURNKEEPER_DEFINITIONS\" > /tmp/definitions.json; "
+    "echo 'load_definitions = /tmp/definitions.json' > /tmp/rabbitmq.conf; "
+    "export RABBITMQ_CONFIG_FILE=/tmp/rabbitmq.conf; "
+    # the official image's entry point gives up root; another image is not root to begin with
+    "if command -v docker-entrypoint.sh >/dev/null; then exec docker-entrypoint.sh rabbitmq-server; fi; "
+    "exec rabbitmq-server"
+)
+_ADMIN = "turnkeeper"
 
 
 @dataclass(frozen=True)
@@ -40,14 +51,17 @@ class Settings:
 
     redis_port: int
     amqp_port: int
-    password: str
+    password: str = field(repr=False)
+    """Of the stack's owner, at both servers."""
+    logins: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Passwords of the users with few rights, by `redis_<user>` and `rabbitmq_<user>`."""
 
     @property
     def urls(self) -> Mapping[Server, str]:
         """URL of each server."""
         return {
             "redis": f"redis://:{self.password}@127.0.0.1:{self.redis_port}/0",
-            "rabbitmq": f"amqp://turnkeeper:{self.password}@127.0.0.1:{self.amqp_port}/",
+            "rabbitmq": f"amqp://{_ADMIN}:{self.password}@127.0.0.1:{self.amqp_port}/",
         }
 
 
@@ -80,7 +94,8 @@ def start(state: Path, *, say: Say = silent, at_once: bool = False) -> Engine:
     if running := [server for server in SERVERS if _is_running(state, server)]:
         raise EngineError(f"{running[0]} already runs for {state}: stop it first (turnkeeper down)")
     stop(state)
-    settings = Settings(free_port(), free_port(), secrets.token_urlsafe(24))
+    logins = {name: secrets.token_urlsafe(24) for name in rights.login_names()}
+    settings = Settings(free_port(), free_port(), secrets.token_urlsafe(24), logins)
     processes.write_private(_settings_file(processes.private_folder(state)), json.dumps(asdict(settings)))
     try:
         for server in SERVERS:
@@ -91,7 +106,14 @@ def start(state: Path, *, say: Say = silent, at_once: bool = False) -> Engine:
     except BaseException:
         stop(state)
         raise
-    return Engine(redis_url=settings.urls["redis"], amqp_url=settings.urls["rabbitmq"], kind="docker")
+    redis, rabbitmq = settings.urls["redis"], settings.urls["rabbitmq"]
+    return Engine(
+        redis_url=redis,
+        amqp_url=rabbitmq,
+        kind="docker",
+        redis_logins={user: login_url(redis, user, logins[f"redis_{user}"]) for user in rights.REDIS_USERS},
+        amqp_logins={user: login_url(rabbitmq, user, logins[f"rabbitmq_{user}"]) for user in BROKER_USERS},
+    )
 
 
 def stop(state: Path) -> None:
@@ -139,13 +161,14 @@ def _run(state: Path, server: Server, settings: Settings) -> None:
     common += ["--label", f"{_LABEL}={processes.mark_of(state)}"]
     common += ["--publish", f"127.0.0.1:{port}:{_INNER_PORTS[server]}"]
     if server == "redis":
-        command = [*common, "--env", "TURNKEEPER_PASSWORD", image(server), "sh", "-c", _REDIS_COMMAND]
-        _must(command, _RUN_SECONDS, {"TURNKEEPER_PASSWORD": settings.password})
+        owner = f"on #{rights.redis_digest(settings.password)}"
+        users = {"TURNKEEPER_ACL": rights.redis_acl_file(settings.logins, "", default=owner)}
+        _must([*common, "--env", "TURNKEEPER_ACL", image(server), "sh", "-c", _REDIS_COMMAND], _RUN_SECONDS, users)
         return
     # The broker names its data folder by the host name: a fixed one lets it find its data after a restart.
-    command = [*common, "--hostname", "tk", "--env", "RABBITMQ_DEFAULT_USER", "--env", "RABBITMQ_DEFAULT_PASS"]
-    login = {"RABBITMQ_DEFAULT_USER": "turnkeeper", "RABBITMQ_DEFAULT_PASS": settings.password}
-    _must([*command, image(server)], _RUN_SECONDS, login)
+    definitions = rights.broker_users(settings.logins, "", (_ADMIN, settings.password))
+    command = [*common, "--hostname", "tk", "--env", "TURNKEEPER_DEFINITIONS", image(server)]
+    _must([*command, "sh", "-c", _RABBITMQ_COMMAND], _RUN_SECONDS, {"TURNKEEPER_DEFINITIONS": json.dumps(definitions)})
 
 
 def _await(state: Path, server: Server, settings: Settings, say: Say) -> None:

@@ -12,12 +12,14 @@ import secrets
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from libs.contracts import rights
+from libs.contracts.topology import BROKER_USERS
 from turnkeeper import processes
 from turnkeeper.engines import probe
-from turnkeeper.engines.base import SERVERS, Engine, EngineError, EngineUnavailable, Say, Server, silent
+from turnkeeper.engines.base import SERVERS, Engine, EngineError, EngineUnavailable, Say, Server, login_url, silent
 from turnkeeper.ports import free_port, is_free
 from turnkeeper.processes import Record
 
@@ -26,6 +28,8 @@ _SEARCH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin"
 _RABBITMQ_HOMES = ("/usr/lib/rabbitmq/lib", "/opt/rabbitmq", "/usr/local/lib/rabbitmq/lib")
 _EPMD = "epmd"
 _NODE = "tk@localhost"
+_ADMIN = "turnkeeper"
+"""Of the broker; the stack's owner has its password and declares the topology with it, no service does."""
 _REDIS_SECONDS = 30
 _RABBITMQ_SECONDS = 120
 _GRACE_SECONDS = 15
@@ -51,7 +55,11 @@ class Settings:
     amqp_port: int
     epmd_port: int
     distribution_port: int
-    password: str
+    password: str = field(repr=False)
+    logins: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Passwords of the users with few rights, by `redis_<user>` and `rabbitmq_<user>`."""
+    namespace: str = ""
+    """Whose keys and queues these users may touch: the stack's own, or `rights.ANY_NAMESPACE`."""
 
     @property
     def redis_url(self) -> str:
@@ -62,7 +70,22 @@ class Settings:
     @property
     def amqp_url(self) -> str:
         """URL of RabbitMQ's default virtual host."""
-        return f"amqp://turnkeeper:{self.password or 'turnkeeper'}@127.0.0.1:{self.amqp_port}/"
+        return f"amqp://{_ADMIN}:{self.broker_password}@127.0.0.1:{self.amqp_port}/"
+
+    @property
+    def broker_password(self) -> str:
+        """Of the broker's administrator."""
+        return self.password or _ADMIN
+
+    @property
+    def redis_logins(self) -> Mapping[str, str]:
+        """URL of Redis by user."""
+        return {user: login_url(self.redis_url, user, self.logins[f"redis_{user}"]) for user in rights.REDIS_USERS}
+
+    @property
+    def amqp_logins(self) -> Mapping[str, str]:
+        """URL of RabbitMQ by user."""
+        return {user: login_url(self.amqp_url, user, self.logins[f"rabbitmq_{user}"]) for user in BROKER_USERS}
 
 
 def find_programs(servers: Sequence[Server] = SERVERS) -> Programs:
@@ -79,23 +102,24 @@ def find_programs(servers: Sequence[Server] = SERVERS) -> Programs:
     return Programs(redis or "", rabbitmq or "", epmd or "")
 
 
-def start(state: Path, *, say: Say = silent, password: str | None = None) -> Engine:
+def start(state: Path, *, say: Say = silent, password: str | None = None, namespace: str = "") -> Engine:
     """Start both servers in `state` and wait until they serve.
 
-    `password` is drawn at the folder's first start unless given; empty means Redis without one.
+    `password` is drawn at the folder's first start unless given; empty means Redis without one. It is the stack
+    owner's; each service has a login of its own, with the rights of `libs.contracts.rights` in `namespace`.
     Raises EngineUnavailable if a program is missing, EngineError with the last log lines if a server does not come up.
     """
-    return _start(state, SERVERS, say, password)
+    return _start(state, SERVERS, say, password, namespace)
 
 
-def start_redis(state: Path, *, say: Say = silent, password: str | None = None) -> str:
+def start_redis(state: Path, *, say: Say = silent, password: str | None = None, namespace: str = "") -> str:
     """Start Redis alone in `state`; its URL. Raises as `start`."""
-    return _start(state, ("redis",), say, password).redis_url
+    return _start(state, ("redis",), say, password, namespace).redis_url
 
 
-def start_rabbitmq(state: Path, *, say: Say = silent, password: str | None = None) -> str:
+def start_rabbitmq(state: Path, *, say: Say = silent, password: str | None = None, namespace: str = "") -> str:
     """Start RabbitMQ alone in `state`; its URL. Raises as `start`."""
-    return _start(state, ("rabbitmq",), say, password).amqp_url
+    return _start(state, ("rabbitmq",), say, password, namespace).amqp_url
 
 
 def stop(state: Path) -> None:
@@ -125,6 +149,7 @@ def restart(state: Path, server: Server, *, say: Say = silent) -> None:
     settings = _load(state)
     if settings is None:
         raise EngineError(f"no local engine was started in {state}")
+    settings = replace(settings, logins=_logins(settings))
     if record := processes.read(state, server):
         processes.end([record], grace=_GRACE_SECONDS)
     programs = find_programs((server,))
@@ -132,7 +157,7 @@ def restart(state: Path, server: Server, *, say: Say = silent) -> None:
     _await(state, server, settings, say)
 
 
-def _start(state: Path, servers: Sequence[Server], say: Say, password: str | None) -> Engine:
+def _start(state: Path, servers: Sequence[Server], say: Say, password: str | None, namespace: str) -> Engine:
     programs = find_programs(servers)
     for server in servers:
         record = processes.read(state, server)
@@ -140,7 +165,7 @@ def _start(state: Path, servers: Sequence[Server], say: Say, password: str | Non
             raise EngineError(f"{server} already runs in {state}: stop it first (turnkeeper down)")
     processes.private_folder(state)
     for attempt in range(1, _ATTEMPTS + 1):
-        settings = _prepare(state, servers, password)
+        settings = _prepare(state, servers, password, namespace)
         try:
             return _start_once(state, servers, programs, settings, say)
         except EngineError as error:
@@ -166,10 +191,29 @@ def _start_once(state: Path, servers: Sequence[Server], programs: Programs, sett
         processes.end(started, grace=2)
         raise
     pids = {record.name: record.pid for record in processes.read_all(state) if record.name in (*SERVERS, _EPMD)}
-    return Engine(redis_url=settings.redis_url, amqp_url=settings.amqp_url, kind="local", pids=pids)
+    return _engine(settings, pids)
 
 
-def _prepare(state: Path, servers: Sequence[Server], password: str | None) -> Settings:
+def engine_of(state: Path) -> Engine:
+    """The engine of a folder in which servers were started. Raises EngineError where none was."""
+    settings = _load(state)
+    if settings is None:
+        raise EngineError(f"no local engine was started in {state}")
+    return _engine(settings, {})
+
+
+def _engine(settings: Settings, pids: Mapping[str, int]) -> Engine:
+    return Engine(
+        redis_url=settings.redis_url,
+        amqp_url=settings.amqp_url,
+        kind="local",
+        pids=pids,
+        redis_logins=settings.redis_logins,
+        amqp_logins=settings.amqp_logins,
+    )
+
+
+def _prepare(state: Path, servers: Sequence[Server], password: str | None, namespace: str = "") -> Settings:
     """The folder's settings, with other ports for servers to be started whose former ones are taken."""
     settings = _load(state)
     if settings is None:
@@ -184,8 +228,14 @@ def _prepare(state: Path, servers: Sequence[Server], password: str | None) -> Se
         names.append("epmd_port")
     moved = {name: free_port() for name in names if not is_free(getattr(settings, name))}
     settings = Settings(**{**asdict(settings), **moved})
+    settings = replace(settings, logins=_logins(settings), namespace=namespace)
     processes.write_private(_settings_file(state), json.dumps(asdict(settings)))
     return settings
+
+
+def _logins(settings: Settings) -> dict[str, str]:
+    """A password for each login, also those that a later version added to a folder of an earlier one."""
+    return {name: settings.logins.get(name) or secrets.token_urlsafe(24) for name in rights.login_names()}
 
 
 def _load(state: Path) -> Settings | None:
@@ -233,7 +283,9 @@ def _await(state: Path, server: Server, settings: Settings, say: Say) -> None:
 
 def _redis(state: Path, programs: Programs, settings: Settings) -> tuple[list[str], Mapping[str, str]]:
     folder = processes.private_folder(state / "redis")
-    configuration = folder / "redis.conf"
+    configuration, acl = folder / "redis.conf", folder / "users.acl"
+    owner = f"on #{rights.redis_digest(settings.password)}" if settings.password else "on nopass"
+    processes.write_private(acl, rights.redis_acl_file(settings.logins, settings.namespace, default=owner))
     lines = [
         "bind 127.0.0.1",
         f"port {settings.redis_port}",
@@ -244,7 +296,7 @@ def _redis(state: Path, programs: Programs, settings: Settings) -> tuple[list[st
         'save ""',
         "daemonize no",
         "set-proc-title no",  # the command line keeps naming the state folder
-        *([f"requirepass {settings.password}"] if settings.password else []),
+        f"aclfile {json.dumps(str(acl.resolve()))}",
     ]
     processes.write_private(configuration, "\n".join(lines) + "\n")
     return [programs.redis, str(configuration.resolve())], _environment(state)
@@ -253,10 +305,13 @@ def _redis(state: Path, programs: Programs, settings: Settings) -> tuple[list[st
 def _rabbitmq(state: Path, programs: Programs, settings: Settings) -> tuple[list[str], Mapping[str, str]]:
     folder = processes.private_folder(state / "rabbitmq").resolve()
     (folder / "enabled_plugins").write_text("[].\n")
+    definitions = folder / "definitions.json"
+    users = rights.broker_users(settings.logins, settings.namespace, (_ADMIN, settings.broker_password))
+    processes.write_private(definitions, json.dumps(users))
     lines = [
         f"listeners.tcp.1 = 127.0.0.1:{settings.amqp_port}",
-        "default_user = turnkeeper",
-        f"default_pass = {settings.password or 'turnkeeper'}",
+        # With definitions to load there is neither the user guest nor any other of the server's own.
+        f"load_definitions = {definitions}",
         "heartbeat = 5",
     ]
     processes.write_private(folder / "rabbitmq.conf", "\n".join(lines) + "\n")
