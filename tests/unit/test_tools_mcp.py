@@ -1,6 +1,8 @@
 """What a tool of an MCP server is to us: pinned to its schema, raised by hints, its texts only data."""
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -406,3 +408,9 @@ async def test_an_error_of_the_tool_proves_nothing_of_a_write_unless_the_file_sa
     found = await outcome_of(server, connector={"mcp": connector}, **declared)
     assert type(found) is expected
     assert "the table\\u{1B} is gone" in getattr(found, "reason", "")
+
+
+def test_nobody_pays_for_the_sdk_who_has_no_tool_of_an_mcp_server() -> None:
+    """Its import takes a second or more."""
+    asks = "import sys, services.tools.main, turnkeeper.cli; sys.exit('mcp' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", asks], check=False).returncode == 0
