@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from libs.contracts.door import CHECKS, check_of
 from libs.contracts.origin import Origin, Seal, SealKeys
+from libs.contracts.session import Step
 from libs.contracts.tools import RunStep, StepFinished, WithdrawOperation, action_key
 from tests.integration.test_tools_service import (  # noqa: F401 - the fixtures of a door as a process
     TABLE,
@@ -237,6 +238,17 @@ CALL_LIES: dict[str, Sequence[Lie]] = {
     ],
     "seals": [({"seals": "none"}, "no_seals"), ({"seals": "restaurant", "tool": "mail"}, "needs_approval")],
     "not_after": [({"action": "A1", "not_after": 1}, "expired"), ({"action": "A1", "not_after": -(10**15)}, "expired")],
+    # An honest offer is held back, and asked about: test_tools_standing.py.
+    "offer": [
+        ({"offer": True, "seals": "none"}, "no_seals"),
+        ({"offer": True, "seals": "A1"}, "not_a_wish"),
+        ({"offer": True, "action": "A2"}, "not_its_decision"),
+        ({"offer": True, "action": "A3", "seals": "A3"}, "not_accepted"),
+    ],
+    "then": [
+        ({"then": (Step(tool="mail", args={}),)}, "needs_approval"),
+        ({"then": (Step(tool="mail", args={}),), "offer": True, "action": "A1", "seals": "user"}, "not_its_decision"),
+    ],
 }
 
 
