@@ -15,7 +15,7 @@ CLAIMED = ("call", "not_after", "fingerprint", "id", "turn", "root", "tool", "or
 
 
 def attempt(call: RunStep, step: Admitted, told: Told, owner: str, lease_ms: int, args: bytes, context: bytes) -> bytes:
-    """The claim of a key. The script notes the number of the attempt."""
+    """The claim of a key. The script notes the attempt's number, and since when its key may have been sent."""
     record = operation_record(call.key)
     identity = {
         "call": told.call, "not_after": step.not_after, "fingerprint": step.fingerprint, "id": call.operation,
@@ -24,7 +24,7 @@ def attempt(call: RunStep, step: Admitted, told: Told, owner: str, lease_ms: int
     }  # fmt: skip
     written = sets(
         record, {"state": "pending"}, {"owner": owner}, identity, {"args": args}, {"context": context},
-        stamped=["claimed_at"], noted=["attempt"], after={"lease_until": lease_ms},
+        stamped=["claimed_at"], noted=["attempt", "keyed_from"], after={"lease_until": lease_ms},
         cleared=["result", "reason", "finished_at", "resolved_by"],
     )  # fmt: skip
     if step.action is not None:
@@ -121,7 +121,10 @@ def released(work: Work, step: Admitted, reason: str) -> list[bytes]:
     """A claim of which nothing was sent is undone, its call kept: its record is gone, or failed as it was before."""
     record = operation_record(work.key)
     undone = sets(action_record(step.action.id), cleared=[f"s{step.step}", "done"]) if step.action is not None else []
-    gone = sets(record, cleared=[*CLAIMED, "state", "owner", "args", "context", "claimed_at", "attempt", "lease_until"])
+    gone = sets(
+        record,
+        cleared=[*CLAIMED, "state", "owner", "args", "context", "claimed_at", "attempt", "keyed_from", "lease_until"],
+    )
     again = sets(
         record, {"state": "failed"}, {"reason": reason}, {"owner": ""}, cleared=CLAIMED, stamped=["finished_at"]
     )

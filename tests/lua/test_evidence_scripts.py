@@ -76,7 +76,8 @@ async def test_an_attempt_and_its_outcome_are_two_entries_written_with_what_they
     assert await place.kinds() == ["attempt"]
     assert await place.record(work) is None
     assert await place.kinds() == ["attempt", "outcome"]
-    assert Entry.parse((await place.lines())[0]).note == "1"
+    entry = Entry.parse((await place.lines())[0])
+    assert entry.note == f"1/{entry.at}", "the attempt, and since when its key may have been sent"
     assert await place.due()
 
 

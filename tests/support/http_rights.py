@@ -87,7 +87,7 @@ ROWS: dict[tuple[str, str, str], Row] = {
     ),
     ("consent", "GET", "/v1/users/{user}/standing"): _OF_USER,
     ("consent", "POST", "/v1/users/{user}/standing"): Row(
-        "owner", body={"tool": "reserve_table", "limits": {}, "ends_at": 1}, headers=_KEYED
+        "owner", body={"tool": "reserve_table", "limits": {}, "uses": 1, "ends_at": 1}, headers=_KEYED
     ),
     ("consent", "DELETE", "/v1/users/{user}/standing"): _OF_USER,
     ("consent", "GET", "/v1/users/{user}/standing/{id}"): _OF_USER,

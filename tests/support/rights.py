@@ -119,6 +119,7 @@ PUBLISHES: Mapping[str, frozenset[str]] = {
     "work": frozenset({"session", "tools", "operator"}),
     "plans": frozenset({"planner"}),
     "dead": frozenset({*SERVICES, "operator"}),
+    "archive": frozenset({"tools"}),
 }
 """Exchange → who may publish to it (2-interface, RabbitMQ)."""
 READS_EXCHANGE: Mapping[str, frozenset[str]] = {"notices": frozenset({"subscriber"})}
@@ -132,6 +133,7 @@ TAKES: Mapping[str, frozenset[str]] = {
     "ingress": frozenset({"ingress"}),
     "plans": frozenset({"session"}),
     "dead": frozenset({"operator"}),
+    "archive": frozenset({"operator"}),
 }
 """Queue → who may take messages from it; `session` stands for the queues of the partitions."""
 OWN_QUEUE = "subscriber.matrix"
@@ -150,7 +152,7 @@ def broker_cells(user: str, topology: Topology) -> Iterator[Cell]:
     for queue in topology.queues():
         short = queue.name.removeprefix(prefix)
         takes = TAKES["session" if short.startswith("session.") else short]
-        for verb in ("get", "consume"):
+        for verb in ("consume",) if short == "archive" else ("get", "consume"):  # a stream is only consumed
             yield Cell(user, queue.name, verb, user in takes)
         for verb in ("publish past the exchange", "bind", "declare", "delete"):
             yield Cell(user, queue.name, verb, may=False)

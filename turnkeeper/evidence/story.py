@@ -71,7 +71,8 @@ def _attempts(about: Sequence[Told]) -> list[Link]:
     links = []
     for one in about:
         if one.kind == "attempt":
-            text = f"attempt {one.entry.note} at {_at(one)} by {_replica(one)}, under the key {one.get('key')}"
+            number = one.entry.note.partition("/")[0]
+            text = f"attempt {number} at {_at(one)} by {_replica(one)}, under the key {one.get('key')}"
             links.append(Link("attempt", f"{text}, arguments' digest {one.get('args')}", one.number))
         elif one.kind == "takeover":
             text = f"taken over at {_at(one)} by {_replica(one)}: its holder was gone"

@@ -109,5 +109,5 @@ redis.call('ZADD', KEYS[4], ARGV[5], ARGV[18])
 redis.call('ZADD', KEYS[2], now, ARGV[7] .. ':' .. ARGV[19])
 redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1 - tonumber(ARGV[17]))
 redis.call('PEXPIRE', KEYS[2], ARGV[20])
-evidence_add(now, 'claimed', attempt + 1)
+evidence_add(now, 'claimed', attempt + 1 .. '/' .. keyed_from)
 return {'claimed', attempt + 1, keyed_from, now, lease_until}
