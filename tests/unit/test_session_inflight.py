@@ -479,6 +479,20 @@ def test_what_is_gone_is_not_undone():
     assert talk.runs()[-1] == ("book", SATURDAY.args)
 
 
+def test_what_is_gone_while_something_else_is_undone_is_not_undone():
+    six = Step(tool="book", args={"party": 6})
+    talk = Talk(one_plan(Plan(steps=(BOOK, six, MAIL))), relate=relating("revises"))
+    talk.say("book twice and mail")
+    talk.finish(result={"id": "r1"})
+    talk.finish(result={"id": "r2"})
+    saturday(talk)
+    talk.finish("withdrawn", "O3")
+    talk.event({}, type="table.gone", subject="reservation:r1")
+    talk.finish()
+    assert talk.runs()[3:] == [("unbook", {"id": "r2"}), ("book", SATURDAY.args)]
+    assert [kept.undone for kept in talk.state.turn.kept] == [False, True, False]
+
+
 def test_a_revision_that_cannot_undo_is_told_and_books_nothing():
     talk = talking("revises")
     talk.finish(result={"id": "r1"})

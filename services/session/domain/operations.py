@@ -111,7 +111,7 @@ def _released(draft: Draft, key: str) -> bool:
     One that went further has spent it, whatever became of that: gone, compensated or withdrawn, the door would answer
     a new wish with it. Of attempts that are forgotten the same is believed.
     """
-    known = (*draft.turn.kept, *draft.state.operations.values())
+    known: list[Kept | OperationRef] = [*draft.turn.kept, *draft.state.operations.values()]
     attempts = [attempt.state for attempt in known if attempt.key == key]
     return bool(attempts) and all(state == "failed" for state in attempts)
 
