@@ -124,6 +124,7 @@ def _plan_made(draft: Draft, made: PlanMade, about: Input | None, rules: Rules) 
 
 
 def _deadlines(draft: Draft, rules: Rules) -> None:
+    turns.left_too_long(draft, rules)
     turns.waited_too_long(draft, rules)
     for wanted in draft.state.wanted:
         if draft.now >= wanted.deadline and wanted in draft.state.wanted:

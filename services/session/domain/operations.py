@@ -29,7 +29,14 @@ def run(draft: Draft, step: Step, rules: Rules) -> None:
     operation = f"O{draft.state.ops + 1}"
     key = action_key(turn.action, turn.position) if turn.action else _key(draft, turn, step, rules)
     ref = OperationRef(
-        id=operation, key=key, tool=step.tool, args=step.args, state="sent", turn=turn.id, depth=_depth(draft)
+        id=operation,
+        key=key,
+        tool=step.tool,
+        args=step.args,
+        state="sent",
+        turn=turn.id,
+        depth=_depth(draft),
+        due=draft.now + rules.operation_wait_ms,
     )
     kept = _worth_keeping(draft.state)
     draft.set(ops=draft.state.ops + 1, operations={**kept, operation: ref})

@@ -83,6 +83,8 @@ class OperationRef(Part):
     """Causation depth of the turn that sent it; 0 where a person approved it: what comes of a yes begins anew."""
     doubted: bool = False
     """Its turn was told that its outcome is unknown, so the truth is owed (design §3.2)."""
+    due: int = 0
+    """When the door's answer is overdue, in ms (Unix)."""
 
 
 class Result(Part):
@@ -274,7 +276,13 @@ class SessionState(Part):
             due.append(self.turn.deadline)
         if self.reading_until:
             due.append(self.reading_until)
+        due += [known.due for known in self.left_in_flight]
         return min(due, default=0)
+
+    @property
+    def left_in_flight(self) -> tuple[OperationRef, ...]:
+        """Operations without an answer whose turn has ended: what became of them is owed."""
+        return tuple(known for known in self.operations.values() if known.doubted and known.state == "sent")
 
     @property
     def reading_until(self) -> int:
