@@ -14,9 +14,9 @@ from libs.contracts.tools import LookedUp, LookUpOperation, RunStep
 from services.session.domain import DeadlineReached
 from services.session.domain.plan import Plan
 from services.session.domain.state import SessionState
-from services.session.domain.subjects import KEPT_SUBJECTS, READ_WAIT_MS
+from services.session.domain.subjects import KEPT_EARLY, KEPT_SUBJECTS, READ_WAIT_MS
 from services.session.domain.view import messages
-from tests.support.session import BOOK, CINEMA, MAIL, NOW, RESTAURANT, Talk, make_rules, one_plan
+from tests.support.session import BOOK, CINEMA, MAIL, NOW, RESTAURANT, Talk, make_rules, one_plan, silent
 
 TIMER = Origin(kind="timer", source="timer", principal="ana", verified="seal")
 TABLE = "reservation:r1"
@@ -38,6 +38,7 @@ def rules(*, lookup: bool = False, slow: bool = False, **session: Any):
                     "table.gone": {**table, "gone": True, "sequence": "{{ data.v }}"},
                     "table.moved": {**table, "sequence": "{{ data.v }}", "supersedes_questions": True},
                     "table.note": table,
+                    "table.over": {**table, "moot": True, "notice": "the table is off"},
                 },
             },
             "cinema": {
@@ -260,6 +261,30 @@ def test_inputs_behind_one_whose_subject_is_read_keep_their_order():
     second = talk.say("hello")
     looked(talk, "stands")
     assert turns(talk)[1:] == [first.event, second.event]
+
+
+def test_what_waits_behind_one_that_is_superseded_while_its_subject_is_read_begins():
+    talk = make_booked(lookup=True)
+    lost = table(talk, v="1")
+    said = talk.say("hello, are you there?")
+    table(talk, "table.over")
+    assert (lost.number, "superseded") in talk.became()
+    assert turns(talk)[-1] == said.event
+    assert talk.state.queue == ()
+
+
+def test_what_waits_begins_though_its_reading_was_forgotten_for_newer_ones():
+    talk = Talk(one_plan(Plan(steps=(BOOK,))), rules(lookup=True))
+    for number in range(KEPT_EARLY + 1):
+        talk.say("book")
+        talk.finish(result={"id": f"r{number}"})
+    talk.planner = silent
+    events = [
+        talk.event({"id": f"r{number}"}, type="table.note", subject=f"reservation:r{number}")
+        for number in range(KEPT_EARLY + 1)
+    ]
+    assert turns(talk)[-1] == events[0].event
+    assert talk.state.next_deadline > talk.now
 
 
 # Moot

@@ -109,6 +109,7 @@ def decide(state: SessionState, stimulus: Stimulus, now: int, rules: Rules, caus
         case _:
             assert_never(stimulus)
     inflight.next_question(draft)
+    subjects.next_may_begin(draft)
     return draft.decision()
 
 
@@ -129,8 +130,6 @@ def _deadlines(draft: Draft, rules: Rules) -> None:
         if draft.now >= wanted.deadline and wanted in draft.state.wanted:
             plans.drop_wanted(draft, wanted)
             inflight.no_plan(draft, wanted, rules)
-    if 0 < draft.state.reading_until <= draft.now:
-        subjects.next_may_begin(draft)
 
 
 def _bury(draft: Draft, input: Input, reason: str) -> None:

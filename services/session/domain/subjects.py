@@ -150,7 +150,6 @@ def on_looked_up(draft: Draft, message: LookedUp, rules: Rules) -> None:
             result=message.result,
             reason="",
         )
-    next_may_begin(draft)
 
 
 def _found(draft: Draft, known: OperationRef, message: LookedUp) -> None:
@@ -174,9 +173,13 @@ def is_being_read(state: SessionState, ref: InputRef, now: int) -> bool:
 
 
 def next_may_begin(draft: Draft) -> None:
-    """The first of the queue begins, where it waited for a look-up alone."""
-    if draft.state.turn is None and draft.state.queue and draft.want is None:
-        draft.want = WantInput(draft.state.queue[0].number)
+    """Where no turn runs, the first of the queue waits for a look-up or begins: whatever put it there, and whatever
+    the one before it became, nothing that was accepted waits without a deadline (G9)."""
+    queue = draft.state.queue
+    if draft.state.turn is not None or not queue or draft.want is not None:
+        return
+    if not is_being_read(draft.state, queue[0], draft.now):
+        draft.want = WantInput(queue[0].number)
 
 
 # Moot
