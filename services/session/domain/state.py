@@ -280,8 +280,8 @@ class SessionState(Part):
 
     @property
     def reading_until(self) -> int:
-        """When the first that waits for a turn, or to be told what it is to the running one, stops waiting for a look-up
-        of its subject, in ms; 0 where none waits."""
+        """When the first that waits, for a turn or for the word what it is to the running one, stops waiting for a
+        look-up of its subject, in ms; 0 where none waits."""
         waiting = self.queue if self.turn is None else self.turn.arrivals
         if not waiting or waiting[0].kind != "event":
             return 0
