@@ -245,6 +245,9 @@ class SessionState(Part):
     """Plans requested off the partition."""
     wanted: tuple[PlanWanted, ...] = ()
     """At most two: the running turn's own, and one about an input that came meanwhile."""
+    ignored: tuple[int, ...] = ()
+    """Numbers of the newest turns for which the timeline has a plan that nobody waited for: once each, or whoever may
+    send plans could push the rest of the evidence out of it."""
 
     watermarks: dict[str, tuple[str, int]] = {}
     """Of a source's stream about a subject: the newest sequence that was applied, and when it was accepted (ms)."""
