@@ -98,25 +98,30 @@ def _key(draft: Draft, turn: Turn, step: Step, rules: Rules) -> str:
     root = turn.id if "keys_by_turn" in rules.labs else turn.root  # the lab's wrong form
     if "keys_by_step" in rules.labs:
         return operation_key(root, step.tool, step.args, 0)
-    if released := _released(draft, turn, step):
-        return released
     occurrence = 0
-    while (key := operation_key(root, step.tool, step.args, occurrence)) in turn.used:
+    while (key := operation_key(root, step.tool, step.args, occurrence)) in turn.used and not _released(draft, key):
         occurrence += 1
+    _hand_on(draft, key)
     return key
 
 
-def _released(draft: Draft, turn: Turn, step: Step) -> str:
-    """The key of the last attempt at this very step, if that failed."""
-    for result in reversed(turn.results):
-        if same_call(result, step):
-            known = draft.state.operations.get(result.operation)
-            return known.key if known is not None and result.state == "failed" else ""
-    for kept in turn.kept:
-        if kept.state == "failed" and not kept.taken and same_call(kept, step):
-            take(draft, kept)
-            return kept.key
-    return ""
+def _released(draft: Draft, key: str) -> bool:
+    """Whether every attempt with this key failed before it was sent.
+
+    One that went further has spent it, whatever became of that: gone, compensated or withdrawn, the door would answer
+    a new wish with it. Of attempts that are forgotten the same is believed.
+    """
+    known: list[Kept | OperationRef] = [*draft.turn.kept, *draft.state.operations.values()]
+    attempts = [attempt.state for attempt in known if attempt.key == key]
+    return bool(attempts) and all(state == "failed" for state in attempts)
+
+
+def _hand_on(draft: Draft, key: str) -> None:
+    """From now on the newest attempt alone says what its key is worth: what a turn keeps outlives the operations that
+    the state remembers."""
+    kept = draft.turn.kept
+    if any(earlier.key == key for earlier in kept):
+        draft.set_turn(kept=tuple(k.model_copy(update={"key": ""}) if k.key == key else k for k in kept))
 
 
 def same_call(known: Kept | Result | Step, step: Step) -> bool:

@@ -141,6 +141,7 @@ class Kept(Part):
 
     operation: str
     key: str
+    """Empty once a later attempt has it."""
     tool: str
     args: dict[str, JSON]
     state: Literal["sent"] | OperationState
