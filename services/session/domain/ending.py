@@ -87,18 +87,19 @@ def start_next(draft: Draft) -> None:
         draft.want = WantInput(draft.state.queue[0].number)
 
 
-def fail(draft: Draft, why: str, *, tell: bool = True, limit: str = "") -> None:
+def fail(draft: Draft, why: str, *, tell: bool = True, plainly: str = "", limit: str = "") -> None:
     """End the turn as failed: the reason to the operator's timeline, a plain sentence to the user. What nobody knows
     is not called undone: it may have happened.
 
-    `limit` names the limit that was reached, if that is why.
+    `plainly` is said to the user in place of `why`, where that is for the operator alone. `limit` names the limit that
+    was reached, if that is why.
     """
     if limit:
         draft.limits.append(limit)
     if tell:
         turn = draft.turn
         doubt = why == turn.failing and any(result.state == "unknown" for result in turn.results[-1:])
-        draft.say((DO_NOT_KNOW if doubt else COULD_NOT).format(why=why))
+        draft.say((DO_NOT_KNOW if doubt else COULD_NOT).format(why=plainly or why))
     end(draft, "failed", why)
 
 

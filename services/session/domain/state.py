@@ -248,6 +248,9 @@ class SessionState(Part):
     """Plans requested off the partition."""
     wanted: tuple[PlanWanted, ...] = ()
     """At most two: the running turn's own, and one about an input that came meanwhile."""
+    ignored: tuple[int, ...] = ()
+    """Numbers of the newest turns for which the timeline has a plan that nobody waited for: once each, or whoever may
+    send plans could push the rest of the evidence out of it."""
 
     watermarks: dict[str, tuple[str, int]] = {}
     """Of a source's stream about a subject: the newest sequence that was applied, and when it was accepted (ms)."""
@@ -255,7 +258,10 @@ class SessionState(Part):
     """Subjects that are moot, with the number of the newest operation then."""
     timers: dict[str, TimerRef] = {}
     looking: dict[str, int] = {}
-    """Operations whose destination is asked for their state, with the time until which turns wait for it (ms)."""
+    """Operations whose destination is asked for their state, with the time until which their inputs wait for it (ms);
+    0 where that is over and no word came."""
+    looked: dict[str, int] = {}
+    """Operations by when their destination said last what it says now, or was waited for in vain (ms)."""
     gone_early: dict[str, str] = {}
     """Subjects that a source said are gone before we knew the operation that registered them, with that source."""
     skipped: tuple[str, ...] = ()
@@ -286,7 +292,9 @@ class SessionState(Part):
 
     @property
     def reading_until(self) -> int:
-        """When the first of the queue stops waiting for a look-up of its subject, in ms; 0 where none waits."""
-        if self.turn is not None or not self.queue or self.queue[0].kind != "event":
+        """When the first that waits, for a turn or for the word what it is to the running one, stops waiting for a
+        look-up of its subject, in ms; 0 where none waits."""
+        waiting = self.queue if self.turn is None else self.turn.arrivals
+        if not waiting or waiting[0].kind != "event":
             return 0
-        return self.looking.get(self.subjects.get(self.queue[0].subject, ""), 0)
+        return self.looking.get(self.subjects.get(waiting[0].subject, ""), 0)
