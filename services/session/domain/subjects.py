@@ -3,7 +3,8 @@
 An event is a hint: it changes what we know and what waits here, never the world.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, TypeVar
 
 from libs.contracts.application import EventType
 from libs.contracts.canonical import JSON
@@ -18,6 +19,8 @@ from services.session.domain.draft import Draft, Send, WantInput
 from services.session.domain.order import is_newer
 from services.session.domain.rules import Rules
 from services.session.domain.state import Action, InputRef, OperationRef, SessionState, TimerRef
+
+T = TypeVar("T")
 
 KEPT_SUBJECTS = 200
 """Watermarks and moot subjects: the state holds them all and is written at every commit."""
@@ -73,10 +76,8 @@ def is_stale(state: SessionState, input: Input) -> bool:
 def _advance(draft: Draft, input: Input) -> None:
     if not input.sequence:
         return
-    name = _stream(input)
-    others = {key: mark for key, mark in draft.state.watermarks.items() if key != name}
-    kept = dict(list(others.items())[-(KEPT_SUBJECTS - 1) :])
-    draft.set(watermarks={**kept, name: (input.sequence, input.accepted_at)})
+    applied = (input.sequence, input.accepted_at)
+    draft.set(watermarks=_newest(draft.state.watermarks, _stream(input), applied, KEPT_SUBJECTS))
 
 
 def _stream(input: Input) -> str:
@@ -138,8 +139,7 @@ def _look(draft: Draft, ref: InputRef | None, known: OperationRef, rules: Rules)
 
 def _looked(draft: Draft, operation: str) -> None:
     """The destination spoke, or was waited for in vain: for a while it is not asked again."""
-    others = {id: at for id, at in draft.state.looked.items() if id != operation}
-    draft.set(looked={**dict(list(others.items())[-(KEPT_EARLY - 1) :]), operation: draft.now})
+    draft.set(looked=_newest(draft.state.looked, operation, draft.now, KEPT_EARLY))
 
 
 def give_up_reading(draft: Draft) -> None:
@@ -215,9 +215,7 @@ def next_may_begin(draft: Draft) -> None:
 
 def _moot(draft: Draft, ref: InputRef) -> None:
     """Pending timers and queued input about the subject have lost their object."""
-    others = {subject: at for subject, at in draft.state.moot.items() if subject != ref.subject}
-    kept = dict(list(others.items())[-(KEPT_SUBJECTS - 1) :])
-    draft.set(moot={**kept, ref.subject: draft.state.ops})
+    draft.set(moot=_newest(draft.state.moot, ref.subject, draft.state.ops, KEPT_SUBJECTS))
     why = f"{ref.subject} is moot, says {ref.source}"
     for timer, known in draft.state.timers.items():
         if known.subject == ref.subject:
@@ -400,6 +398,12 @@ def _end(draft: Draft, ref: InputRef, kind: TimelineKind, outcome: EventOutcome,
     draft.line(kind, text, turn="", origin=ref.origin.kind, event=ref.event)
     draft.outcomes.append((ref, outcome))
     draft.trimmed.append(ref.number)
+
+
+def _newest(known: Mapping[str, T], name: str, value: T, most: int) -> dict[str, T]:
+    """What is known, with this as its newest, and without the oldest above so many."""
+    others = [(key, kept) for key, kept in known.items() if key != name]
+    return {**dict(others[-(most - 1) :]), name: value}
 
 
 def _send(draft: Draft, of: InputRef | None, message: Message, *id_parts: object) -> None:
