@@ -109,6 +109,8 @@ class ActionNotAsked(Message):
 
     action: Slug
     reason: str
+    limit: Literal["", "open_questions"] = ""
+    """The limit that was reached, if that is why."""
 
 
 class ActionClosed(Message):

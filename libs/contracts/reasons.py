@@ -96,6 +96,8 @@ TimelineKind = Literal[
     "reply",
     "world",
 ]
+"""What a line of a timeline tells of. `input.persisted` is reserved and never written: an input is stored before its
+session sees it, so its line `input` says that too."""
 
 TimerOutcome = Literal["set", "fired", "skipped", "stopped", "refused", "forged", "superseded"]
 """What became of a timer or one of its instants, as counted by ingress."""

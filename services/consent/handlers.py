@@ -92,9 +92,7 @@ class ConsentHandlers:
         now = await self._actions.now()
         asking = domain.ask(self._rules, message, session, owner, now)
         issue = self._as_issue(message, asking, ctx, nonce, now)
-        refused = ctx.emit(
-            ActionNotAsked(action=message.action, reason=issue.refused_because or TOO_MANY), message.action
-        )
+        refused = ctx.emit(_not_asked(message.action, issue.refused_because), message.action)
         answer = await self._actions.issue(issue, _asked(issue.question, ctx), [refused])
         match answer.tag:
             case "asked":
@@ -191,6 +189,13 @@ class ConsentHandlers:
         if decided.replay:
             return Outcome.REPEATED
         return Outcome.HANDLED if decided.receipt else Outcome.REFUSED
+
+
+def _not_asked(action: str, because: str) -> ActionNotAsked:
+    """The refusal; what is wrong with no question is refused only where its source has too many open ones."""
+    if because:
+        return ActionNotAsked(action=action, reason=because)
+    return ActionNotAsked(action=action, reason=TOO_MANY, limit="open_questions")
 
 
 def _place(action: str, successor: str, ctx: Context) -> Place:

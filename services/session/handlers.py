@@ -100,9 +100,16 @@ class Handlers:
         return await self._tell(message, ctx)
 
     async def on_plan_made(self, message: PlanMade, ctx: Context) -> Outcome:
-        """Fold in the plan of a planner off the partition. One that is not waited for is recorded and changes nothing
-        else."""
-        snapshot = await self._sessions.load(ctx.envelope.session)
+        """Fold in the plan of a planner off the partition. One that is not waited for changes nothing; of a session
+        that does not exist it leaves nothing behind, since a planner is trusted with its answers alone (§4.3)."""
+        session = ctx.envelope.session
+        snapshot = await self._sessions.load(session)
+        if snapshot.version == 0:
+            await self._sessions.confirm(snapshot)
+            self._sessions.drop(session)
+            self._metrics.plans_ignored.labels("no_session").inc()
+            log.warning("plan.ignored", session=session, turn=message.turn, reason="no_session")
+            return Outcome.REFUSED
         wanted = [want for want in snapshot.state.wanted if (want.turn, want.plan) == (message.turn, message.plan)]
         about = await self._body(snapshot, wanted[0].about) if wanted and wanted[0].about else None
         return await self._apply(snapshot, Answered(message, about), ctx.envelope)
@@ -166,13 +173,21 @@ class Handlers:
             decision = await self._answer(snapshot, decision, now, cause_id)
         if decision.state is before:
             await self._sessions.confirm(snapshot)
+            self._ignored(before.session, decision)
             return Outcome.REPEATED
         sends = [self._compose(snapshot, send, cause, now) for send in decision.sends]
         await self._sessions.commit(snapshot, decision, sends)
         self._metrics.committed(decision)
         for limit in decision.limits:
             log.warning("limit.reached", session=before.session, limit=limit)
+        self._ignored(before.session, decision)
         return Outcome.HANDLED
+
+    def _ignored(self, session: str, decision: Decision) -> None:
+        """Plans that nobody waits for: most of them are in no timeline, so they are counted and logged."""
+        for reason in decision.ignored:
+            self._metrics.plans_ignored.labels(reason).inc()
+            log.warning("plan.ignored", session=session, reason=reason)
 
     async def _answer(self, snapshot: Snapshot, decision: Decision, now: int, cause: str) -> Decision:
         match decision.want:

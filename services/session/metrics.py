@@ -11,6 +11,7 @@ _DISPOSITIONS = (
     "stale", "noticed", "superseded",
 )  # fmt: skip
 _LIMITS = ("steps", "same_step", "causation_depth", "turns_per_origin_per_hour", "open_questions")
+_IGNORED = ("no_session", "wrong_token", "late")
 
 
 class SessionMetrics:
@@ -33,6 +34,11 @@ class SessionMetrics:
         )
         for limit in _LIMITS:
             self.limits.labels(limit)
+        self.plans_ignored = Counter(
+            "turnkeeper_session_plans_ignored", "Plans that nobody waits for", ["reason"], registry=registry
+        )
+        for reason in _IGNORED:
+            self.plans_ignored.labels(reason)
         for kind in _KINDS:
             for outcome in _OUTCOMES:
                 self.turns.labels(kind, outcome)

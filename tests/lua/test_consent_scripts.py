@@ -98,7 +98,9 @@ async def test_too_many_open_questions_of_a_source_are_refused_and_told(world):
     for number in range(1, 4):
         assert await world.ask(issue(f"A{number}")) == "handled"
     assert await world.ask(issue("A4")) == "refused"
-    assert world.outbox.bodies(ActionNotAsked) == [{"action": "A4", "reason": "too many open questions"}]
+    assert world.outbox.bodies(ActionNotAsked) == [
+        {"action": "A4", "reason": "too many open questions", "limit": "open_questions"}
+    ]
     assert await world.ask(issue("A5", origin=CINEMA)) == "handled"  # one loud source does not silence another
     assert await world.ask(issue("A4")) == "repeated"  # and stays refused, also when there is room again
     await decide(world)
@@ -157,7 +159,7 @@ async def test_nothing_is_opened_in_the_place_of_what_was_accepted_meanwhile(wor
     await world.ask(issue("A2"))
     await decide(world)
     assert await world.ask(fresh("A3", "A2", "A1")) == "refused"
-    assert world.outbox.bodies(ActionNotAsked) == [{"action": "A3", "reason": "A1 was accepted meanwhile"}]
+    assert world.outbox.bodies(ActionNotAsked) == [{"action": "A3", "reason": "A1 was accepted meanwhile", "limit": ""}]
     assert [await world.field(action, "state") for action in ("A1", "A2", "A3")] == ["accepted", "pending", "not_asked"]
     assert world.outbox.bodies(ActionClosed) == []
     messages, _ = world.outbox.keys("s1")

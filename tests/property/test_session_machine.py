@@ -98,7 +98,8 @@ class Mortal(FakeSessions):
 
 
 def planned(view: dict[str, Any]) -> Plan:
-    """The plan that the inputs' data say; after every other accepted action one more step; then nothing."""
+    """The plan that the inputs' data say; after every other accepted action one more step; what failed is tried anew
+    now and then; then nothing."""
     data = view["input"]["data"] or {}
     if view["running"]:
         said = (view["answer"] or {}).get("data") or data
@@ -107,12 +108,19 @@ def planned(view: dict[str, Any]) -> Plan:
         again = not view["failing"] and int(view["turn"][1:]) % 2 == 0
         return Plan(steps=(MAIL,)) if again else Plan(reply="done")
     if view["results"]:
-        return Plan(reply="done")
+        return Plan(steps=tried_anew(view)) if view["failing"] else Plan(reply="done")
     steps = steps_of(data)
     for added in view["added"]:
         wish = steps_of(added["data"] or {})
         steps = wish if added["relation"] == "revises" else (*steps, *wish)
     return Plan(steps=steps)
+
+
+def tried_anew(view: dict[str, Any]) -> tuple[Any, ...]:
+    """The last step where it failed before it was sent, twice at most, and what the plan had after it is left out."""
+    last, tries = view["results"][-1], sum(result["state"] == "failed" for result in view["results"])
+    again = last["state"] == "failed" and last["tool"] in STEPS and tries <= 2
+    return (STEPS[last["tool"]],) if again else ()
 
 
 def steps_of(data: dict[str, Any]) -> tuple[Any, ...]:
@@ -316,7 +324,7 @@ class Sessions(RuleBasedStateMachine):
             assert run.tool not in ALWAYS_ASKED
 
     def may_be_sent(self, run):
-        """G4: a key is sent again only after it failed before it was sent, and never for anything else"""
+        """G4: a key is sent again only after each attempt with it failed before it was sent, and for nothing else"""
         before = self.keys.get(run.key)
         if before is not None:
             assert (before.tool, before.args) == (run.tool, run.args)
@@ -340,8 +348,10 @@ class Sessions(RuleBasedStateMachine):
     def every_wait_has_a_deadline_and_nothing_waiting_is_shown(self):
         """G9, and G7: what waits is before no planner"""
         state = self.state()
+        left = [known for known in state.operations.values() if known.state == "sent"]
         if state.turn is None:
             assert state.wanted == ()
+            assert state.next_deadline > NOW or not left, "nobody looks after what is in flight"
             return
         assert state.next_deadline > NOW, "a wait without a deadline"
         history = str(self.stored.states["s1"][2][-HISTORY_KEPT:])

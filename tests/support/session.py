@@ -337,6 +337,10 @@ class FakeSessions:
     def drop(self, session: str) -> None:
         self._cache.pop(session, None)
 
+    def cached(self) -> list[str]:
+        """Sessions that are kept in memory."""
+        return list(self._cache)
+
 
 class FakeClock:
     """A clock that the test moves."""
@@ -390,6 +394,10 @@ class Owner:
     async def planned(self, message: PlanMade, session: str = "s1") -> Outcome:
         """The plan of a planner off the partition."""
         return await self.handlers.on_plan_made(message, self.context(message, session))
+
+    def ignored(self, reason: str) -> float:
+        """How many plans were counted as ignored for this reason."""
+        return self.registry.get_sample_value("turnkeeper_session_plans_ignored_total", {"reason": reason}) or 0
 
     async def finished(self, run: RunStep, state: Any, result: Any = None) -> Outcome:
         """The door answers a call."""

@@ -14,9 +14,9 @@ from libs.contracts.tools import LookedUp, LookUpOperation, RunStep
 from services.session.domain import DeadlineReached
 from services.session.domain.plan import Plan
 from services.session.domain.state import SessionState
-from services.session.domain.subjects import KEPT_SUBJECTS, READ_WAIT_MS
+from services.session.domain.subjects import KEPT_EARLY, KEPT_SUBJECTS, READ_WAIT_MS
 from services.session.domain.view import messages
-from tests.support.session import BOOK, CINEMA, MAIL, NOW, RESTAURANT, Talk, make_rules, one_plan
+from tests.support.session import BOOK, CINEMA, MAIL, NOW, RESTAURANT, Talk, make_rules, one_plan, silent
 
 TIMER = Origin(kind="timer", source="timer", principal="ana", verified="seal")
 TABLE = "reservation:r1"
@@ -38,6 +38,7 @@ def rules(*, lookup: bool = False, slow: bool = False, **session: Any):
                     "table.gone": {**table, "gone": True, "sequence": "{{ data.v }}"},
                     "table.moved": {**table, "sequence": "{{ data.v }}", "supersedes_questions": True},
                     "table.note": table,
+                    "table.over": {**table, "moot": True, "notice": "the table is off"},
                 },
             },
             "cinema": {
@@ -260,6 +261,141 @@ def test_inputs_behind_one_whose_subject_is_read_keep_their_order():
     second = talk.say("hello")
     looked(talk, "stands")
     assert turns(talk)[1:] == [first.event, second.event]
+
+
+def test_what_waits_behind_one_that_is_superseded_while_its_subject_is_read_begins():
+    talk = make_booked(lookup=True)
+    lost = table(talk, v="1")
+    said = talk.say("hello, are you there?")
+    table(talk, "table.over")
+    assert (lost.number, "superseded") in talk.became()
+    assert turns(talk)[-1] == said.event
+    assert talk.state.queue == ()
+
+
+def test_what_waits_begins_though_its_reading_was_forgotten_for_newer_ones():
+    talk = Talk(one_plan(Plan(steps=(BOOK,))), rules(lookup=True))
+    for number in range(KEPT_EARLY + 1):
+        talk.say("book")
+        talk.finish(result={"id": f"r{number}"})
+    talk.planner = silent
+    events = [
+        talk.event({"id": f"r{number}"}, type="table.note", subject=f"reservation:r{number}")
+        for number in range(KEPT_EARLY + 1)
+    ]
+    assert turns(talk)[-1] == events[0].event
+    assert talk.state.next_deadline > talk.now
+
+
+def looking_up(talk: Talk) -> list[str]:
+    """The operations that destinations were asked about, in order."""
+    return [asked.operation for asked in talk.sent(LookUpOperation)]
+
+
+def long_queued() -> Talk:
+    """An event waits behind a user's turn; the state of its subject was read when it came, long ago."""
+    talk = make_booked(lookup=True)
+    talk.planner = one_plan(Plan(steps=(MAIL,)))
+    talk.say("mail")
+    table(talk, v="1")
+    looked(talk, "stands", result={"state": "held"})
+    talk.now += READ_WAIT_MS + 1
+    return talk
+
+
+def test_what_was_read_when_an_event_came_is_read_again_where_its_turn_begins_long_after():
+    talk = long_queued()
+    talk.planner = silent
+    talk.finish()
+    assert talk.state.turn is None
+    assert looking_up(talk) == ["O1", "O1"]
+    assert talk.state.next_deadline == talk.now + READ_WAIT_MS
+    assert len({send.id_parts for send in talk.sends if isinstance(send.message, LookUpOperation)}) == 2
+    looked(talk, "gone")
+    assert talk.state.operations["O1"].gone
+    assert turns(talk)[-1] == talk.inputs[3].event
+    assert looking_up(talk) == ["O1", "O1"]
+
+
+def test_what_is_read_again_in_vain_is_waited_for_once():
+    talk = long_queued()
+    talk.planner = silent
+    talk.finish()
+    talk.wait(READ_WAIT_MS * 10)  # whoever looks at deadlines is late
+    assert turns(talk)[-1] == talk.inputs[3].event
+    assert looking_up(talk) == ["O1", "O1"]
+    assert talk.state.next_deadline == 0
+
+
+def test_a_word_that_is_fresh_is_not_asked_for_again():
+    talk = long_queued()
+    talk.now -= 1
+    talk.planner = silent
+    talk.finish()
+    assert looking_up(talk) == ["O1"]
+    assert turns(talk)[-1] == talk.inputs[3].event
+
+
+def test_the_state_is_read_where_the_subject_became_known_after_its_event_came():
+    talk = Talk(one_plan(Plan(steps=(BOOK,))), rules(lookup=True))
+    talk.say("book")
+    event = table(talk, v="1")
+    talk.planner = silent
+    talk.finish(result={"id": "r1"})
+    assert (looking_up(talk), talk.state.turn) == (["O1"], None)
+    looked(talk, "stands")
+    assert turns(talk)[-1] == event.event
+
+
+def of_one_origin(**more: Any) -> Talk:
+    """While a turn of the restaurant runs, an event of it about r1 comes, which is booked; it would join the turn."""
+    talk = make_booked(lookup=True, **more)
+    talk.planner = one_plan(Plan(steps=(Step(tool="look", args={}),)))
+    talk.relate = lambda turn, about: Plan(relation="adds", steps=(Step(tool="look", args={"again": True}),))
+    talk.event({"id": "rX"}, type="table.note", subject="reservation:rX")
+    table(talk, v="1")
+    return talk
+
+
+def test_what_an_event_is_to_the_running_turn_is_asked_when_its_subjects_state_was_read():
+    talk = of_one_origin()
+    assert (looking_up(talk), talk.questions_about) == (["O1"], [])
+    looked(talk, "stands", result={"state": "held"})
+    assert [about.number for _, about in talk.questions_about] == [3]
+    assert talk.history[-1]["result"] == {"state": "held"}
+    talk.finish()
+    assert texts(talk, "input.merged") == ["adds"]
+    assert talk.runs()[-1] == ("look", {"again": True})
+
+
+def test_a_reading_within_a_turn_is_not_waited_for_for_ever():
+    talk = of_one_origin()
+    assert talk.state.next_deadline == talk.now + READ_WAIT_MS
+    talk.wait(READ_WAIT_MS)
+    assert [about.number for _, about in talk.questions_about] == [3]
+    assert talk.state.next_deadline > talk.now
+
+
+def test_a_turn_that_ends_while_an_events_subject_is_read_leaves_it_to_a_turn_of_its_own():
+    talk = of_one_origin()
+    talk.finish()
+    assert talk.state.turn is None
+    assert talk.state.next_deadline == talk.now + READ_WAIT_MS
+    looked(talk, "stands")
+    assert turns(talk)[-1] == talk.inputs[3].event
+    assert looking_up(talk) == ["O1"]
+
+
+def test_a_turn_that_asks_nothing_now_is_not_looked_at_without_end_for_a_reading_that_is_over():
+    talk = make_booked(lookup=True)
+    talk.planner = one_plan(Plan(steps=(Step(tool="look", args={}),)))
+    talk.relate = lambda turn, about: Plan(relation="unclear")
+    talk.event({"id": "rX"}, type="table.note", subject="reservation:rX")
+    talk.event({"id": "rY"}, type="table.note", subject="reservation:rY")
+    table(talk, v="1")
+    assert talk.state.reading_until
+    talk.wait(READ_WAIT_MS)
+    assert talk.state.next_deadline > talk.now
 
 
 # Moot

@@ -165,6 +165,24 @@ def test_a_users_message_is_the_owners_or_refused():
     assert "planner" not in refused
 
 
+def test_a_users_cancel_is_told_and_nothing_is_changed():
+    talk = Talk(one_plan(Plan(steps=(BOOK, MAIL))))
+    talk.say("book")
+    before = talk.state
+    found = explain(talk.state, {"cancel": True, "as": "ana"}, talk.rules, talk.now, owner="ana")
+    assert ("outcome", "acted") in [(finding.about, finding.says) for finding in found]
+    assert "tools.withdraw_operation.v1" in [finding.says for finding in found if finding.about == "sends"]
+    assert talk.state is before
+    stranger = explain(talk.state, {"cancel": True, "as": "eve"}, talk.rules, talk.now, owner="ana")
+    assert stranger[-1].says.startswith("refused with 403")
+
+
+@pytest.mark.parametrize("what", [{"cancel": False}, {"cancel": True, "as": 1}, {"cancel": True, "text": "x"}])
+def test_a_cancel_that_cannot_be_read_is_refused(what):
+    with pytest.raises(NotAnEvent):
+        explain(Talk().state, what, make_rules(), NOW, owner="ana")
+
+
 def test_observe_mode_is_told():
     assert "does not, in observe mode: book, mail" in told(booked(observe=True), event())["tools"]
 

@@ -147,6 +147,15 @@ def test_a_question_that_consent_would_not_ask_is_dropped_and_told():
     assert "too many open questions" in talk.replies()[-1]
 
 
+@pytest.mark.parametrize(("limit", "counted"), [("open_questions", ["open_questions"]), ("", [])])
+def test_a_question_refused_for_the_limit_of_open_ones_is_counted_once_as_that_limit(limit, counted):
+    talk = Talk(one_plan(Plan(steps=(BOOK,))))
+    talk.event()
+    for _ in range(2):
+        talk.give(ActionNotAsked(action="A1", reason="r", limit=limit))
+    assert talk.limits == counted
+
+
 @pytest.mark.parametrize("state", ["expired", "superseded", "cancelled"])
 def test_a_question_that_closed_by_itself_can_run_no_more(talk, state):
     talk.give(ActionClosed(action="A1", state=state, reason="r"))

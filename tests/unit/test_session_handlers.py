@@ -5,6 +5,7 @@ import pytest
 
 from libs.contracts.errors import LostOwnership, PermanentError
 from libs.contracts.ingress import InputAccepted
+from libs.contracts.session import PlanMade
 from libs.contracts.tools import RunStep, StepFinished
 from libs.runtime.settle import Outcome
 from services.session.domain.plan import Plan
@@ -227,3 +228,28 @@ async def test_the_planner_of_an_accepted_action_sees_who_asked(owner, stored):
     view = owner.planner.views[-1]
     assert (view.action, view.asked.type, view.input.kind) == ("A1", "offer.table", "decision")
     assert MAIL not in view.results
+
+
+async def test_a_plan_for_a_session_that_does_not_exist_leaves_nothing_behind(owner, stored):
+    made = PlanMade(turn="T1", plan=1, token="guessed", steps=(BOOK,))
+    for number in range(3):
+        assert await owner.planned(made, session=f"ghost{number}") == Outcome.REFUSED
+    assert (stored.states, stored.lines, stored.outbox) == ({}, {}, [])
+    assert owner.sessions.cached() == []
+    assert owner.ignored("no_session") == 3
+
+
+async def test_a_plan_that_another_owners_session_waits_for_is_not_taken_for_one_of_no_session(owner, stored):
+    await owner.sessions.load("s1")
+    await another(owner).ring(stored.append("event", RESTAURANT, {}))
+    with pytest.raises(LostOwnership):
+        await owner.planned(PlanMade(turn="T1", plan=1, token="guessed"))
+    assert owner.ignored("no_session") == 0
+
+
+async def test_guessed_plans_do_not_push_a_sessions_evidence_out(owner, stored):
+    await owner.ring(stored.append("event", RESTAURANT, {}))
+    outcomes = [await owner.planned(PlanMade(turn="T1", plan=n, token="guessed")) for n in range(1, 251)]
+    assert outcomes == [Outcome.HANDLED, *[Outcome.REPEATED] * 249]
+    assert [line.text for line in stored.lines["s1"]].count("ignored: a late plan") == 1
+    assert owner.ignored("late") == 250

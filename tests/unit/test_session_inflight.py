@@ -5,7 +5,7 @@ import pytest
 from libs.contracts.session import Step
 from libs.contracts.tools import RunStep
 from services.session.domain.plan import Plan
-from services.session.domain.state import SessionState
+from services.session.domain.state import NEWEST_OPERATIONS, SessionState
 from tests.support.session import (
     ANA,
     BOOK,
@@ -249,6 +249,62 @@ def test_a_restarted_turn_waits_for_what_is_in_flight():
     assert talk.runs()[1:] == [("mail", {"text": "hi"})]
 
 
+def left_in_flight():
+    """A turn was restarted while a booking was in flight, and the new plan left it out."""
+    talk = Talk(one_plan(Plan(steps=(BOOK,))), make_rules(in_flight=RESTART), relate=relating("adds"))
+    talk.say("book")
+    talk.planner = lambda turn, _: Plan(steps=(MAIL,)) if not turn.results else Plan(reply="Sent.")
+    talk.say("rather mail")
+    return talk
+
+
+def test_what_a_restarted_turn_leaves_in_flight_is_named_and_has_a_deadline():
+    talk = left_in_flight()
+    talk.finish(operation="O2")
+    assert talk.state.turn is None
+    assert talk.replies() == [
+        "Sent.",
+        "I do not know yet whether that was done: book is still running. I will tell you when I know.",
+    ]
+    assert talk.state.next_deadline == NOW + WAIT_MS
+    talk.wait(WAIT_MS - 1)
+    assert talk.state.operations["O1"].state == "sent"
+    talk.wait(1)
+    assert talk.state.operations["O1"].state == "unknown"
+    assert talk.texts("tool.unknown") == ["book: no answer from the door within the deadline"]
+    assert (talk.state.next_deadline, len(talk.replies())) == (0, 2)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_became_of_what_was_left_in_flight_is_told_once(late):
+    talk = left_in_flight()
+    talk.finish(operation="O2")
+    if late:
+        talk.wait(WAIT_MS)
+    talk.finish(operation="O1", result={"id": "r1"})
+    talk.finish(operation="O1", result={"id": "r1"})
+    assert talk.replies()[2:] == ["Now I know: book was done: r1."]
+    assert talk.state.next_deadline == 0
+
+
+def test_what_is_answered_before_the_restarted_turn_ends_is_not_called_unknown():
+    talk = left_in_flight()
+    talk.finish(operation="O1", result={"id": "r1"})
+    talk.finish(operation="O2")
+    assert talk.replies() == ["Sent."]
+
+
+def test_the_deadline_of_what_was_left_in_flight_is_kept_while_another_turn_waits():
+    talk = left_in_flight()
+    talk.finish(operation="O2")
+    talk.now += 1
+    talk.planner = one_plan(Plan(steps=(BOOK,)))
+    talk.say("book")
+    assert talk.state.next_deadline == NOW + WAIT_MS
+    talk.wait(WAIT_MS - 1)
+    assert [talk.state.operations[id].state for id in ("O1", "O3")] == ["unknown", "sent"]
+
+
 def test_with_keys_by_turn_a_restart_does_everything_twice():
     talk = restarted("keys_by_turn")
     keys = [run.key for run in talk.sent(RunStep) if run.tool == "book"]
@@ -291,7 +347,7 @@ def test_an_operation_whose_outcome_is_unknown_is_not_sent_again():
     talk.planner = lambda turn, _: Plan(reply=turn.failing) if turn.failing else Plan(steps=(BOOK,))
     talk.say("again")
     assert [tool for tool, _ in talk.runs()] == ["book", "mail"]
-    assert talk.replies() == ["book has an unknown outcome"]
+    assert talk.replies()[0] == "book has an unknown outcome"
 
 
 def test_what_failed_is_tried_anew_under_its_own_key():
@@ -324,6 +380,90 @@ def test_a_restarted_turn_tries_what_failed_and_spent_its_key_under_another():
     talk.say("again")
     first, second = [run.key for run in talk.sent(RunStep) if run.tool == "book"]
     assert first != second
+def tried_anew(relation, **rules):
+    """A user's booking failed, and was tried anew with the same key; whatever comes is related to it as said."""
+    talk = Talk(
+        lambda turn, _: Plan() if turn.results and not turn.failing else Plan(steps=(BOOK, MAIL)),
+        make_rules(**rules),
+        relate=relating(relation),
+    )
+    talk.say("book and mail")
+    talk.finish("failed", reason="no route")
+    first, second = talk.sent(RunStep)
+    assert first.key == second.key
+    return talk
+
+
+def booked_with(talk):
+    """The keys of the bookings that were sent, in order."""
+    return [run.key for run in talk.sent(RunStep) if run.tool == "book"]
+
+
+def test_a_key_that_failed_first_is_spent_once_what_came_of_it_is_undone():
+    talk = tried_anew("revises")
+    talk.finish(result={"id": "r1"})
+    talk.say("no, as before")
+    talk.finish("withdrawn", "O3")
+    talk.finish()
+    failed, undone, anew = booked_with(talk)
+    assert failed == undone != anew
+
+
+def test_a_key_that_failed_first_is_spent_once_what_came_of_it_is_gone():
+    talk = tried_anew("adds", in_flight=RESTART)
+    talk.finish(result={"id": "r1"})
+    talk.event({}, type="table.gone", subject="reservation:r1")
+    talk.say("also tell Sam")
+    failed, gone, anew = booked_with(talk)
+    assert failed == gone != anew
+
+
+def test_a_key_that_failed_first_is_spent_once_the_next_attempt_is_withdrawn():
+    talk = tried_anew("revises")
+    talk.say("no, as before")
+    talk.finish("withdrawn", "O2")
+    failed, withdrawn, anew = booked_with(talk)
+    assert failed == withdrawn != anew
+
+
+def test_what_failed_each_time_is_tried_anew_under_its_own_key_by_the_turn_that_takes_its_place():
+    talk = tried_anew("revises")
+    talk.say("no, as before")
+    talk.finish("failed", "O2")
+    assert len(set(booked_with(talk))) == 1
+    assert len(booked_with(talk)) == 3
+
+
+def test_two_identical_wishes_share_no_key_that_failed():
+    talk = talking("revises")
+    replanning(talk, BOOK, BOOK)
+    talk.say("two, please")
+    talk.finish("failed")
+    talk.finish(result={"id": "r1"})
+    failed, first, second = booked_with(talk)
+    assert failed == first != second
+
+
+def test_a_key_stays_spent_when_the_attempt_that_spent_it_is_forgotten():
+    talk = talking("revises")
+    talk.finish(result={"id": "r1"})
+    talk.planner = lambda turn, _: Plan(steps=(MAIL,))
+    talk.say("actually, something else")
+    talk.finish("withdrawn", "O2")
+    talk.finish("failed", "O3")  # undoing it
+    mails = [Step(tool="mail", args={"text": str(number)}) for number in range(NEWEST_OPERATIONS + 2)]
+    replanning(talk, *mails)
+    talk.say("no, only mails")
+    talk.finish("withdrawn", "O4")
+    talk.finish()  # undone at the second attempt
+    for _ in mails[1:]:
+        talk.finish()
+    replanning(talk, Step(tool="unbook", args={"id": "r1"}))
+    talk.say("and unbook it once more")
+    talk.finish("withdrawn")
+    assert "O5" not in talk.state.operations
+    failed, undone, wished = [run.key for run in talk.sent(RunStep) if run.tool == "unbook"]
+    assert failed == undone != wished
 
 
 def test_what_was_refused_is_another_occurrence():
@@ -412,6 +552,20 @@ def test_what_is_gone_is_not_undone():
     saturday(talk)
     talk.finish("withdrawn", "O2")
     assert talk.runs()[-1] == ("book", SATURDAY.args)
+
+
+def test_what_is_gone_while_something_else_is_undone_is_not_undone():
+    six = Step(tool="book", args={"party": 6})
+    talk = Talk(one_plan(Plan(steps=(BOOK, six, MAIL))), relate=relating("revises"))
+    talk.say("book twice and mail")
+    talk.finish(result={"id": "r1"})
+    talk.finish(result={"id": "r2"})
+    saturday(talk)
+    talk.finish("withdrawn", "O3")
+    talk.event({}, type="table.gone", subject="reservation:r1")
+    talk.finish()
+    assert talk.runs()[3:] == [("unbook", {"id": "r2"}), ("book", SATURDAY.args)]
+    assert [kept.undone for kept in talk.state.turn.kept] == [False, True, False]
 
 
 def test_a_revision_that_cannot_undo_is_told_and_books_nothing():

@@ -5,6 +5,7 @@ import pytest
 from libs.contracts.session import PlanMade, PlanRequested, Step
 from libs.contracts.tools import RunStep
 from services.session.domain.plan import Plan
+from services.session.domain.plans import NOT_USABLE, RECORDED_TURNS
 from tests.support.session import (
     ANA,
     BOOK,
@@ -76,7 +77,6 @@ def test_tokens_differ_and_the_same_decision_makes_the_same(slow):
     ("wrong", "said"),
     [
         ({"token": "guessed"}, "ignored: a plan with a wrong token"),
-        ({"turn": "T9"}, "ignored: a late plan"),
         ({"plan": 9}, "ignored: a late plan"),
     ],
 )
@@ -86,6 +86,41 @@ def test_what_answers_no_request_is_ignored_and_recorded(slow, wrong, said):
     assert slow.texts("turn.plan") == [said]
     slow.plan(Plan(steps=(BOOK,)))
     assert slow.runs() == [("book", {"party": 4})]
+
+
+def test_of_a_turn_one_plan_that_nobody_waits_for_is_recorded_and_the_others_are_counted(slow):
+    slow.plan(Plan(steps=(BOOK,)), token="guessed")
+    lines, state = list(slow.lines), slow.state
+    for wrong, counted in [({"token": "again"}, "wrong_token"), ({"plan": 9}, "late")] * 50:
+        decision = slow.plan(Plan(steps=(BOOK,)), **wrong)
+        assert decision.ignored == (counted,)
+    assert slow.lines == lines
+    assert slow.state is state
+
+
+@pytest.mark.parametrize("turn", ["T0", "T2", "T9", "T01", "T-1", "elsewhere"])
+def test_a_plan_of_a_turn_that_never_was_leaves_nothing_behind(slow, turn):
+    before, lines = slow.state, list(slow.lines)
+    decision = slow.plan(Plan(steps=(BOOK,)), turn=turn)
+    assert decision.ignored == ("late",)
+    assert (slow.state, slow.lines) == (before, lines)
+
+
+def test_late_plans_are_recorded_for_the_newest_turns_alone_and_the_state_stays_small(slow):
+    requests = [slow.requested()[0]]
+    for _ in range(RECORDED_TURNS + 4):
+        slow.arrive("cancel", ANA, {})
+        slow.say("book")
+        requests.append(slow.requested()[-1])
+    for request in [*requests[:-1], *requests[:-1]]:
+        slow.plan(Plan(steps=(BOOK,)), request)
+    late = [line.turn for line in slow.lines if line.text == "ignored: a late plan"]
+    assert late == [request.turn for request in requests[-RECORDED_TURNS:-1]]
+    slow.plan(Plan())
+    slow.say("book")
+    slow.plan(Plan(), token="guessed")
+    assert len(slow.state.ignored) <= RECORDED_TURNS
+    assert slow.runs() == []
 
 
 def test_a_cancel_acts_while_a_plan_is_made_and_the_late_plan_is_ignored(slow):
@@ -116,10 +151,20 @@ def test_a_plan_that_comes_after_its_deadline_is_late(slow):
     assert slow.runs() == []
 
 
-def test_a_fault_of_the_planner_fails_the_turn(slow):
-    slow.plan(Plan(fault="no JSON"))
-    assert slow.replies() == ["I could not do that: no JSON."]
+@pytest.mark.parametrize(
+    ("plan", "fault"),
+    [
+        (Plan(fault="no JSON"), "no JSON"),
+        (Plan(steps=(Step(tool="call_0900_now", args={}),)), "there is no tool call_0900_now"),
+        (Plan(steps=(Step(tool="book", args={"party": 0}),)), "book: party: too small"),
+    ],
+)
+def test_a_fault_of_a_plan_is_told_to_the_operator_and_a_plain_sentence_to_the_user(slow, plan, fault):
+    slow.plan(plan)
+    assert slow.replies() == [f"I could not do that: {NOT_USABLE}."]
+    assert slow.texts("turn.failed") == [fault]
     assert slow.became() == [(1, "failed")]
+    assert slow.runs() == []
 
 
 def test_the_turn_runs_on_while_it_is_asked_what_an_input_is(slow):

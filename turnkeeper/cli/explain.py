@@ -21,7 +21,8 @@ def explain(
     event: Annotated[
         str,
         typer.Option(
-            help="The event as JSON: source, type and data; or text and as, for what a user says. - reads stdin.",
+            help="The event as JSON: source, type and data; or text and as, for what a user says; or cancel and as, for"
+            " a user's cancel. - reads stdin.",
             metavar="JSON",
         ),
     ],
@@ -30,11 +31,15 @@ def explain(
 ) -> None:
     """Say what would happen if an event came now, and by which rule of the application file. Changes nothing.
 
+    Not for decisions, which consent makes of an answer (turnkeeper actions), or timers (turnkeeper timers).
+
     **Examples**
 
       turnkeeper explain dinner --event '{"source": "restaurant", "type": "table.gone", "data": {"reservation": "R1"}}'
 
       turnkeeper explain dinner --event '{"text": "also tell Sam", "as": "ana"}' --json | jq -r .says
+
+      turnkeeper explain dinner --event '{"cancel": true, "as": "ana"}'
     """
     with client(state) as asking:
         found = asking.explain(session, _event(event))
@@ -47,5 +52,5 @@ def _event(text: str) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise ClientError(f"--event is not JSON ({error}): quote it, as the examples of --help do") from error
     if not isinstance(found, dict):
-        raise ClientError("--event is an object: give source, type and data, or text and as")
+        raise ClientError("--event is an object: give source, type and data, or text and as, or cancel and as")
     return found

@@ -73,11 +73,12 @@ Stimulus = Arrived | Queued | Buried | Planned | Shown | Answered | DeadlineReac
 def decide(state: SessionState, stimulus: Stimulus, now: int, rules: Rules, cause: str = "") -> Decision:
     """What becomes of a stimulus. Pure: the same arguments give the same decision. `now` in ms (Unix)."""
     draft = Draft(state, now, cause, given=(stimulus,))
+    subjects.give_up_reading(draft)
     match stimulus:
         case Arrived(input):
             inputs.on_input(draft, input, rules)
         case Queued(input):
-            if not subjects.is_being_read(state, InputRef.of(input), now):
+            if not subjects.is_read_first(draft, InputRef.of(input), rules):
                 turns.start_queued(draft, input, rules)
         case Buried(input, reason):
             _bury(draft, input, reason)
@@ -108,7 +109,8 @@ def decide(state: SessionState, stimulus: Stimulus, now: int, rules: Rules, caus
             actions.on_refused(draft, stimulus)
         case _:
             assert_never(stimulus)
-    inflight.next_question(draft)
+    inflight.next_question(draft, rules)
+    subjects.next_may_begin(draft)
     return draft.decision()
 
 
@@ -124,13 +126,12 @@ def _plan_made(draft: Draft, made: PlanMade, about: Input | None, rules: Rules) 
 
 
 def _deadlines(draft: Draft, rules: Rules) -> None:
+    turns.left_too_long(draft, rules)
     turns.waited_too_long(draft, rules)
     for wanted in draft.state.wanted:
         if draft.now >= wanted.deadline and wanted in draft.state.wanted:
             plans.drop_wanted(draft, wanted)
             inflight.no_plan(draft, wanted, rules)
-    if 0 < draft.state.reading_until <= draft.now:
-        subjects.next_may_begin(draft)
 
 
 def _bury(draft: Draft, input: Input, reason: str) -> None:

@@ -20,6 +20,8 @@ def on_not_asked(draft: Draft, message: ActionNotAsked) -> None:
     if message.action not in draft.state.actions:
         return
     _drop(draft, message.action)
+    if message.limit:
+        draft.limits.append(message.limit)
     draft.line("action.refused", message.reason, turn="", action=message.action)
     draft.say(f"I wanted to ask you something, but could not: {message.reason}.", turn="")
 

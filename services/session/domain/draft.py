@@ -64,6 +64,8 @@ class Decision:
     dispositions: tuple[str, ...] = ()
     limits: tuple[str, ...] = ()
     """Limits that were reached, for the operator."""
+    ignored: tuple[str, ...] = ()
+    """Plans that nobody waits for, each as `wrong_token` or `late`: counted, whether or not the timeline has them."""
     want: Want = None
     given: tuple[object, ...] = ()
     """The stimuli that were judged, in order. With the state before, `at` and `cause` they give this decision again."""
@@ -83,6 +85,7 @@ class Decision:
             ends=self.ends + later.ends,
             dispositions=self.dispositions + later.dispositions,
             limits=self.limits + later.limits,
+            ignored=self.ignored + later.ignored,
             want=later.want,
             given=self.given + later.given,
             at=self.at,
@@ -105,6 +108,7 @@ class Draft:
     ends: list[TurnEnd] = field(default_factory=list)
     dispositions: list[str] = field(default_factory=list)
     limits: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
     want: Want = None
     given: tuple[object, ...] = ()
 
@@ -178,6 +182,7 @@ class Draft:
             ends=tuple(self.ends),
             dispositions=tuple(self.dispositions),
             limits=tuple(self.limits),
+            ignored=tuple(self.ignored),
             want=self.want,
             given=self.given,
             at=self.now,

@@ -21,6 +21,8 @@ _LINES: dict[TurnOutcome, TimelineKind] = {
 def end(draft: Draft, outcome: TurnOutcome, text: str = "", *, starts_next: bool = True) -> None:
     """End the running turn and let the next queued input begin."""
     turn = draft.turn
+    if outcome != "restarted":
+        _owe_what_is_left(draft, turn)
     if outcome in _LINES:  # a turn that asked has said so
         draft.line(_LINES[outcome], text)
     if outcome != "restarted":
@@ -36,6 +38,20 @@ def end(draft: Draft, outcome: TurnOutcome, text: str = "", *, starts_next: bool
             enqueue(draft, ref, "the turn ended")
     if starts_next:
         start_next(draft)
+
+
+def _owe_what_is_left(draft: Draft, turn: Turn) -> None:
+    """What an earlier turn of the lineage sent and no step of this one is may have happened all the same: its owner
+    hears so now, and the truth once it is known or overdue (G9)."""
+    known = draft.state.operations
+    left = [kept for kept in turn.kept if kept.state in ("sent", "unknown") and not kept.taken]
+    for ref in [known[kept.operation] for kept in left if kept.operation in known]:
+        if ref.doubted:
+            continue
+        due = max(ref.due, draft.now)
+        marked = ref.model_copy(update={"doubted": True, "due": due})
+        draft.set(operations={**draft.state.operations, ref.id: marked})
+        draft.say(DO_NOT_KNOW.format(why=f"{ref.tool} {SAID[ref.state]}"), operation=ref.id)
 
 
 def _tell_outcomes(draft: Draft, turn: Turn, became: EventOutcome, *, cancelled: bool) -> None:
@@ -71,18 +87,19 @@ def start_next(draft: Draft) -> None:
         draft.want = WantInput(draft.state.queue[0].number)
 
 
-def fail(draft: Draft, why: str, *, tell: bool = True, limit: str = "") -> None:
+def fail(draft: Draft, why: str, *, tell: bool = True, plainly: str = "", limit: str = "") -> None:
     """End the turn as failed: the reason to the operator's timeline, a plain sentence to the user. What nobody knows
     is not called undone: it may have happened.
 
-    `limit` names the limit that was reached, if that is why.
+    `plainly` is said to the user in place of `why`, where that is for the operator alone. `limit` names the limit that
+    was reached, if that is why.
     """
     if limit:
         draft.limits.append(limit)
     if tell:
         turn = draft.turn
         doubt = why == turn.failing and any(result.state == "unknown" for result in turn.results[-1:])
-        draft.say((DO_NOT_KNOW if doubt else COULD_NOT).format(why=why))
+        draft.say((DO_NOT_KNOW if doubt else COULD_NOT).format(why=plainly or why))
     end(draft, "failed", why)
 
 

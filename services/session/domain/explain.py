@@ -34,10 +34,13 @@ class NotAnEvent(ValueError):
 def explain(
     state: SessionState, event: Mapping[str, JSON], rules: Rules, now: int, *, owner: str
 ) -> tuple[Finding, ...]:
-    """What would become of an event: `{"source", "type", "data", …}`, or `{"text", "as"}` for a user's message.
+    """What would become of an event: `{"source", "type", "data", …}`, `{"text", "as"}` for a user's message, or
+    `{"cancel": true, "as"}` for a user's cancel. Decisions come from consent, timers from ingress: not asked here.
 
     `owner` is the session's, `now` in milliseconds (Unix). Raises NotAnEvent.
     """
+    if "cancel" in event:
+        return _cancel(state, event, rules, now, owner)
     if "text" in event:
         return _message(state, event, rules, now, owner)
     name = event.get("source")
@@ -54,12 +57,27 @@ def _message(state: SessionState, event: Mapping[str, JSON], rules: Rules, now: 
     text, user = event["text"], event.get("as", owner)
     if not isinstance(text, str) or not isinstance(user, str) or not is_slug(user):
         raise NotAnEvent("text and as are texts: what is said, and the user who says it")
+    return _by_user(state, "message", {"text": text}, user, rules, now, owner)
+
+
+def _cancel(state: SessionState, event: Mapping[str, JSON], rules: Rules, now: int, owner: str) -> tuple[Finding, ...]:
+    user = event.get("as", owner)
+    if event["cancel"] is not True or "text" in event or "source" in event:
+        raise NotAnEvent("cancel is true, and stands alone or with as, the user who cancels")
+    if not isinstance(user, str) or not is_slug(user):
+        raise NotAnEvent("as is a text: the user who cancels")
+    return _by_user(state, "cancel", {}, user, rules, now, owner)
+
+
+def _by_user(
+    state: SessionState, kind: InputKind, data: JSON, user: str, rules: Rules, now: int, owner: str
+) -> tuple[Finding, ...]:
     name = rules.application.user_source
     origin = Origin(kind="user", source=name, principal=user, verified="user-token")
     found = [_of_origin(origin)]
     if user != owner:
         return (*found, Finding("route", f"refused with 403: the session is {owner}'s, and nobody else speaks in it"))
-    made = _input(state, "message", origin, "explained", {"text": text}, now)
+    made = _input(state, kind, origin, "explained", data, now)
     return (*found, *_happens(state, made, rules, now))
 
 

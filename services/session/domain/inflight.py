@@ -50,16 +50,19 @@ def answers(draft: Draft, input: Input) -> bool:
     return True
 
 
-def next_question(draft: Draft) -> None:
-    """Ask the planner what the next input is to the running turn: one question at a time, in order."""
+def next_question(draft: Draft, rules: Rules) -> None:
+    """Ask the planner what the next input is to the running turn: one question at a time, in order, and each only when
+    the current state of its subject was read."""
     turn = draft.state.turn
     if turn is None or draft.want is not None or not (turn.arrivals or turn.status == "resuming"):
         return
     if turn.status in ("paused", "cancelling", "revising") or (turn.pausing and turn.status != "resuming"):
         return
-    about = _in_question(turn).number
-    if not any(wanted.about for wanted in draft.state.wanted):
-        draft.want = WantPlan(turn.input.number, about)
+    if any(wanted.about for wanted in draft.state.wanted):
+        return
+    about = _in_question(turn)
+    if turn.status == "resuming" or not subjects.is_read_first(draft, about, rules):
+        draft.want = WantPlan(turn.input.number, about.number)
 
 
 def _in_question(turn: Turn) -> InputRef:

@@ -30,7 +30,14 @@ def run(draft: Draft, step: Step, rules: Rules, *, offer: bool = False) -> None:
     operation = f"O{draft.state.ops + 1}"
     key = action_key(turn.action, turn.position) if turn.action else _key(draft, turn, step, rules)
     ref = OperationRef(
-        id=operation, key=key, tool=step.tool, args=step.args, state="sent", turn=turn.id, depth=_depth(draft)
+        id=operation,
+        key=key,
+        tool=step.tool,
+        args=step.args,
+        state="sent",
+        turn=turn.id,
+        depth=_depth(draft),
+        due=draft.now + rules.operation_wait_ms,
     )
     kept = _worth_keeping(draft.state)
     draft.set(ops=draft.state.ops + 1, operations={**kept, operation: ref})
@@ -103,27 +110,37 @@ def _key(draft: Draft, turn: Turn, step: Step, rules: Rules) -> str:
     root = turn.id if "keys_by_turn" in rules.labs else turn.root  # the lab's wrong form
     if "keys_by_step" in rules.labs:
         return operation_key(root, step.tool, step.args, 0)
-    if released := _released(draft, turn, step):
-        return released
     occurrence = 0
-    while (key := operation_key(root, step.tool, step.args, occurrence)) in turn.used:
+    while (key := operation_key(root, step.tool, step.args, occurrence)) in turn.used and not _released(draft, key):
         occurrence += 1
+    _hand_on(draft, key)
     return key
 
 
-def _released(draft: Draft, turn: Turn, step: Step) -> str:
-    """The key of the last attempt at this very step, if that failed and did not spend it."""
-    for result in reversed(turn.results):
-        if same_call(result, step):
-            known = draft.state.operations.get(result.operation)
-            again = result.state == "failed" or result.reason.startswith(INJECTED)
-            return known.key if known is not None and again and not known.spent else ""
-    for kept in turn.kept:
-        if kept.state == "failed" and not kept.taken and same_call(kept, step):
-            take(draft, kept)
-            known = draft.state.operations.get(kept.operation)
-            return "" if known is not None and known.spent else kept.key
-    return ""
+def _released(draft: Draft, key: str) -> bool:
+    """Whether every attempt with this key failed and did not spend it.
+
+    One that went further has spent it, whatever became of that: gone, compensated or withdrawn, the door would answer
+    a new wish with it. Of attempts that are forgotten the same is believed.
+    """
+    known: list[Kept | OperationRef] = [*draft.turn.kept, *draft.state.operations.values()]
+    injected = {result.operation for result in draft.turn.results if result.reason.startswith(INJECTED)}
+    attempts = [attempt for attempt in known if attempt.key == key]
+    return bool(attempts) and all(
+        (attempt.state == "failed" and not attempt.spent) or _operation_of(attempt) in injected for attempt in attempts
+    )
+
+
+def _operation_of(attempt: Kept | OperationRef) -> str:
+    return attempt.operation if isinstance(attempt, Kept) else attempt.id
+
+
+def _hand_on(draft: Draft, key: str) -> None:
+    """From now on the newest attempt alone says what its key is worth: what a turn keeps outlives the operations that
+    the state remembers."""
+    kept = draft.turn.kept
+    if any(earlier.key == key for earlier in kept):
+        draft.set_turn(kept=tuple(k.model_copy(update={"key": ""}) if k.key == key else k for k in kept))
 
 
 def same_call(known: Kept | Result | Step, step: Step) -> bool:
@@ -164,7 +181,8 @@ def kept_of(state: SessionState, turn: Turn) -> tuple[Kept, ...]:
         known = state.operations.get(result.operation)
         if result.operation not in earlier:
             fields = result.model_dump()
-            earlier[result.operation] = Kept(**fields, key=known.key if known else "")
+            spent = known is not None and known.spent
+            earlier[result.operation] = Kept(**fields, key=known.key if known else "", spent=spent)
     if turn.operation and turn.operation not in earlier and not turn.undoing:
         known = state.operations[turn.operation]
         earlier[known.id] = Kept(operation=known.id, key=known.key, tool=known.tool, args=known.args, state=known.state)
@@ -201,7 +219,8 @@ def store_result(draft: Draft, known: OperationRef, finished: StepFinished, rule
         kept = dict(list(draft.state.subjects.items())[-KEPT_SUBJECTS:])
         draft.set(subjects={**kept, subject: known.id})
     if draft.state.turn is not None and draft.state.turn.kept:
-        change_kept(draft, known.id, state=finished.state, result=finished.result, reason=finished.reason)
+        changes = finished.model_dump(include={"state", "result", "reason", "spent"})
+        change_kept(draft, known.id, **changes)
 
 
 def advances(old: str, new: str) -> bool:

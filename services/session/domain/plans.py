@@ -13,6 +13,12 @@ from services.session.domain.state import Asker, Kept, PlanWanted, Result, Turn
 from services.session.domain.steps import proceed
 from services.session.domain.words import origin_name, step_text
 
+RECORDED_TURNS = 20
+"""A plan that nobody waits for is recorded where it names one of so many newest turns."""
+NOT_USABLE = "the plan for it could not be used"
+"""What the user is told of a plan with faults. What the faults say may be a model's own words (a tool's name that it
+made up, its text instead of a plan), which are for the operator alone."""
+
 
 def follow(draft: Draft, plan: Plan, rules: Rules) -> None:
     """Take a plan: check all of it, say what it says, then do its steps in order."""
@@ -20,7 +26,7 @@ def follow(draft: Draft, plan: Plan, rules: Rules) -> None:
     turn = draft.turn
     draft.set_turn(plans=turn.plans + 1)
     if faults := [plan.fault] if plan.fault else rules.faults(plan.steps):
-        fail(draft, "; ".join(faults))
+        fail(draft, "; ".join(faults), plainly=NOT_USABLE)
         return
     if limit := _limit(turn, plan, rules):
         fail(draft, limit[1], limit=limit[0])
@@ -101,16 +107,28 @@ def request(draft: Draft, about: int, view: dict[str, Any], rules: Rules) -> Non
 
 
 def take_wanted(draft: Draft, made: PlanMade) -> PlanWanted | None:
-    """The request that this plan answers, which is then owed no more; None, and recorded, where it answers none."""
+    """The request that this plan answers, which is then owed no more; None where it answers none."""
     for wanted in draft.state.wanted:
         if (wanted.turn, wanted.plan) == (made.turn, made.plan):
             if wanted.token != made.token:
-                draft.line("turn.plan", "ignored: a plan with a wrong token", turn=made.turn)
+                _ignore(draft, made, "wrong_token", "ignored: a plan with a wrong token")
                 return None
             drop_wanted(draft, wanted)
             return wanted
-    draft.line("turn.plan", "ignored: a late plan", turn=made.turn)
+    _ignore(draft, made, "late", "ignored: a late plan")
     return None
+
+
+def _ignore(draft: Draft, made: PlanMade, why: str, text: str) -> None:
+    """Count a plan that answers nothing, and record the first of each of the newest turns: so is the evidence bounded
+    by what the session did, not by what a planner sends. Nothing else changes."""
+    draft.ignored.append(why)
+    state = draft.state
+    newest = range(max(1, state.turns - RECORDED_TURNS + 1), state.turns + 1)
+    number = next((number for number in newest if made.turn == f"T{number}"), 0)
+    if number and number not in state.ignored:
+        draft.set(ignored=(*(kept for kept in state.ignored if kept in newest), number))
+        draft.line("turn.plan", text, turn=made.turn)
 
 
 def drop_wanted(draft: Draft, wanted: PlanWanted) -> None:

@@ -10,6 +10,9 @@ from services.session.domain.state import Joined, Kept, Turn
 from services.session.domain.steps import proceed
 from services.session.domain.words import origin_name
 
+NOT_UNDONE = "what was done before cannot be undone"
+"""What the user is told where the calls that undo have faults, which are for the operator."""
+
 
 def restart(draft: Draft, joined: Joined, why: str, *, starts: bool = True) -> None:
     """A new turn of the same lineage takes the running one's place: its inputs and its operations are kept."""
@@ -66,18 +69,19 @@ def settled(draft: Draft, rules: Rules, operation: str = "") -> None:
 
 def _undo(draft: Draft, rules: Rules) -> None:
     """What is committed is undone first, the newest first, by its tool's `compensate`; then the planner is asked."""
-    undone, steps, faults = [], [], []
+    undone, steps, faults, stuck = [], [], [], []
     for kept in reversed(draft.turn.kept):
         try:
             step = _compensation(draft, kept, rules)
         except TemplateError as error:
-            faults.append(f"{kept.tool} cannot be undone: {error}")
+            stuck.append(f"{kept.tool} cannot be undone")
+            faults.append(f"{stuck[-1]}: {error}")
             continue
         if step is not None:
             undone.append(kept.operation)
             steps.append(step)
     if faults := faults or rules.faults(tuple(steps)):
-        fail(draft, "; ".join(faults))
+        fail(draft, "; ".join(faults), plainly="; ".join(stuck) or NOT_UNDONE)
         return
     draft.set_turn(undo=tuple(undone), steps=tuple(steps))
     proceed(draft, rules)

@@ -89,6 +89,8 @@ class OperationRef(Part):
     """It failed, and to try anew takes another key: the door does not know that nothing can come of it any more."""
     waits: bool = False
     """The door has said that it keeps the call for now."""
+    due: int = 0
+    """When the door's answer is overdue, in ms (Unix)."""
 
 
 class Result(Part):
@@ -147,6 +149,7 @@ class Kept(Part):
 
     operation: str
     key: str
+    """Empty once a later attempt has it."""
     tool: str
     args: dict[str, JSON]
     state: Literal["sent"] | OperationState
@@ -156,6 +159,8 @@ class Kept(Part):
     """A step of the running turn has it: each is used once."""
     undone: bool = False
     """Compensated, and so never used again."""
+    spent: bool = False
+    """It failed, and to try anew takes another key."""
 
 
 class PlanWanted(Part):
@@ -253,6 +258,9 @@ class SessionState(Part):
     """Plans requested off the partition."""
     wanted: tuple[PlanWanted, ...] = ()
     """At most two: the running turn's own, and one about an input that came meanwhile."""
+    ignored: tuple[int, ...] = ()
+    """Numbers of the newest turns for which the timeline has a plan that nobody waited for: once each, or whoever may
+    send plans could push the rest of the evidence out of it."""
 
     others: int = -1
     """So many more entries the history takes until nothing is in it that the user did not write; 0: nothing is. -1 is
@@ -263,7 +271,10 @@ class SessionState(Part):
     """Subjects that are moot, with the number of the newest operation then."""
     timers: dict[str, TimerRef] = {}
     looking: dict[str, int] = {}
-    """Operations whose destination is asked for their state, with the time until which turns wait for it (ms)."""
+    """Operations whose destination is asked for their state, with the time until which their inputs wait for it (ms);
+    0 where that is over and no word came."""
+    looked: dict[str, int] = {}
+    """Operations by when their destination said last what it says now, or was waited for in vain (ms)."""
     gone_early: dict[str, str] = {}
     """Subjects that a source said are gone before we knew the operation that registered them, with that source."""
     skipped: tuple[str, ...] = ()
@@ -284,11 +295,19 @@ class SessionState(Part):
             due.append(self.turn.deadline)
         if self.reading_until:
             due.append(self.reading_until)
+        due += [known.due for known in self.left_in_flight]
         return min(due, default=0)
 
     @property
+    def left_in_flight(self) -> tuple[OperationRef, ...]:
+        """Operations without an answer whose turn has ended: what became of them is owed."""
+        return tuple(known for known in self.operations.values() if known.doubted and known.state == "sent")
+
+    @property
     def reading_until(self) -> int:
-        """When the first of the queue stops waiting for a look-up of its subject, in ms; 0 where none waits."""
-        if self.turn is not None or not self.queue or self.queue[0].kind != "event":
+        """When the first that waits, for a turn or for the word what it is to the running one, stops waiting for a
+        look-up of its subject, in ms; 0 where none waits."""
+        waiting = self.queue if self.turn is None else self.turn.arrivals
+        if not waiting or waiting[0].kind != "event":
             return 0
-        return self.looking.get(self.subjects.get(self.queue[0].subject, ""), 0)
+        return self.looking.get(self.subjects.get(waiting[0].subject, ""), 0)

@@ -13,6 +13,7 @@ from services.session.domain.words import shown, step_text, why_stopped
 def proceed(draft: Draft, rules: Rules, note: str = "") -> None:
     """Take the next step: use it again, run it, ask about it and the rest, or ask the planner what is next."""
     _merge(draft)
+    _pass_over_gone(draft)
     turn = draft.turn
     if turn.pausing is not None and turn.status != "resuming":
         _pause(draft, rules)
@@ -32,6 +33,12 @@ def proceed(draft: Draft, rules: Rules, note: str = "") -> None:
     else:
         _observe(draft, rules)
         operations.run(draft, step, rules)
+
+
+def _pass_over_gone(draft: Draft) -> None:
+    """What is gone is not undone, also where that was told only after the undoing had begun (design §4.1)."""
+    while (known := draft.state.operations.get(draft.turn.undoing)) and known.gone:
+        draft.set_turn(position=draft.turn.position + 1)
 
 
 def _observe(draft: Draft, rules: Rules) -> None:
@@ -73,7 +80,7 @@ def _reuse(draft: Draft, kept: Kept, rules: Rules) -> None:
     if kept.state == "sent":
         draft.set_turn(operation=kept.operation, status="waiting", deadline=draft.now + rules.operation_wait_ms)
         return
-    result = Result(**kept.model_dump(exclude={"key", "taken", "undone"}))
+    result = Result(**kept.model_dump(exclude={"key", "taken", "undone", "spent"}))
     stepped(draft, result, rules, reused=True)
 
 

@@ -3,7 +3,8 @@
 An event is a hint: it changes what we know and what waits here, never the world.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, TypeVar
 
 from libs.contracts.application import EventType
 from libs.contracts.canonical import JSON
@@ -19,12 +20,15 @@ from services.session.domain.order import is_newer
 from services.session.domain.rules import Rules
 from services.session.domain.state import Action, InputRef, OperationRef, SessionState, TimerRef
 
+T = TypeVar("T")
+
 KEPT_SUBJECTS = 200
 """Watermarks and moot subjects: the state holds them all and is written at every commit."""
 KEPT_TIMERS = 200
 KEPT_EARLY = 50
 READ_WAIT_MS = 10_000
-"""So long a turn about a subject waits for the destination's word on it, and no longer."""
+"""So long a turn about a subject waits for the destination's word on it, and no longer. A word that is older says
+nothing of now."""
 
 
 Ended = Literal["", "stale", "noticed", "superseded"]
@@ -72,10 +76,8 @@ def is_stale(state: SessionState, input: Input) -> bool:
 def _advance(draft: Draft, input: Input) -> None:
     if not input.sequence:
         return
-    name = _stream(input)
-    others = {key: mark for key, mark in draft.state.watermarks.items() if key != name}
-    kept = dict(list(others.items())[-(KEPT_SUBJECTS - 1) :])
-    draft.set(watermarks={**kept, name: (input.sequence, input.accepted_at)})
+    applied = (input.sequence, input.accepted_at)
+    draft.set(watermarks=_newest(draft.state.watermarks, _stream(input), applied, KEPT_SUBJECTS))
 
 
 def _stream(input: Input) -> str:
@@ -128,9 +130,25 @@ def _look(draft: Draft, ref: InputRef | None, known: OperationRef, rules: Rules)
     """Ask the destination what it says now, where the tool has a look-up and it is not being asked already."""
     if not rules.lookup_of(known.tool) or draft.state.looking.get(known.id, 0) > draft.now:
         return
-    kept = dict(list(draft.state.looking.items())[-(KEPT_EARLY - 1) :])
-    draft.set(looking={**kept, known.id: draft.now + READ_WAIT_MS})
-    _send(draft, ref, LookUpOperation(operation=known.id, key=known.key), "look", known.key, draft.seq)
+    others = [(id, until) for id, until in draft.state.looking.items() if id != known.id]
+    for forgotten, _ in others[: -(KEPT_EARLY - 1)]:
+        _looked(draft, forgotten)  # else it would be asked again at once, and what waits for it might wait for ever
+    draft.set(looking={**dict(others[-(KEPT_EARLY - 1) :]), known.id: draft.now + READ_WAIT_MS})
+    _send(draft, ref, LookUpOperation(operation=known.id, key=known.key), "look", known.key, draft.seq, draft.now)
+
+
+def _looked(draft: Draft, operation: str) -> None:
+    """The destination spoke, or was waited for in vain: for a while it is not asked again."""
+    draft.set(looked=_newest(draft.state.looked, operation, draft.now, KEPT_EARLY))
+
+
+def give_up_reading(draft: Draft) -> None:
+    """What waited for its reading long enough goes on without. A word that comes later is still taken."""
+    over = [id for id, until in draft.state.looking.items() if 0 < until <= draft.now]
+    if over:
+        draft.set(looking={**draft.state.looking, **dict.fromkeys(over, 0)})
+    for operation in over:
+        _looked(draft, operation)
 
 
 def on_looked_up(draft: Draft, message: LookedUp, rules: Rules) -> None:
@@ -140,6 +158,7 @@ def on_looked_up(draft: Draft, message: LookedUp, rules: Rules) -> None:
         return
     draft.set(looking={id: until for id, until in draft.state.looking.items() if id != message.operation})
     if known is not None:
+        _looked(draft, known.id)
         _found(draft, known, message)
         draft.remember(
             kind="tool",
@@ -150,7 +169,6 @@ def on_looked_up(draft: Draft, message: LookedUp, rules: Rules) -> None:
             result=message.result,
             reason="",
         )
-    next_may_begin(draft)
 
 
 def _found(draft: Draft, known: OperationRef, message: LookedUp) -> None:
@@ -173,10 +191,23 @@ def is_being_read(state: SessionState, ref: InputRef, now: int) -> bool:
     return ref.kind == "event" and state.looking.get(state.subjects.get(ref.subject, ""), 0) > now
 
 
+def is_read_first(draft: Draft, ref: InputRef, rules: Rules) -> bool:
+    """Whether an input waits for the destination's word on its subject, which is asked again where it is old: what was
+    read when the input came says nothing of now, if that waited long."""
+    known = _operation(draft.state, ref.subject) if ref.kind == "event" else None
+    if known is not None and draft.now - draft.state.looked.get(known.id, 0) > READ_WAIT_MS:
+        _look(draft, ref, known, rules)
+    return is_being_read(draft.state, ref, draft.now)
+
+
 def next_may_begin(draft: Draft) -> None:
-    """The first of the queue begins, where it waited for a look-up alone."""
-    if draft.state.turn is None and draft.state.queue and draft.want is None:
-        draft.want = WantInput(draft.state.queue[0].number)
+    """Where no turn runs, the first of the queue waits for a look-up or begins: whatever put it there, and whatever
+    the one before it became, nothing that was accepted waits without a deadline (G9)."""
+    queue = draft.state.queue
+    if draft.state.turn is not None or not queue or draft.want is not None:
+        return
+    if not is_being_read(draft.state, queue[0], draft.now):
+        draft.want = WantInput(queue[0].number)
 
 
 # Moot
@@ -184,9 +215,7 @@ def next_may_begin(draft: Draft) -> None:
 
 def _moot(draft: Draft, ref: InputRef) -> None:
     """Pending timers and queued input about the subject have lost their object."""
-    others = {subject: at for subject, at in draft.state.moot.items() if subject != ref.subject}
-    kept = dict(list(others.items())[-(KEPT_SUBJECTS - 1) :])
-    draft.set(moot={**kept, ref.subject: draft.state.ops})
+    draft.set(moot=_newest(draft.state.moot, ref.subject, draft.state.ops, KEPT_SUBJECTS))
     why = f"{ref.subject} is moot, says {ref.source}"
     for timer, known in draft.state.timers.items():
         if known.subject == ref.subject:
@@ -369,6 +398,12 @@ def _end(draft: Draft, ref: InputRef, kind: TimelineKind, outcome: EventOutcome,
     draft.line(kind, text, turn="", origin=ref.origin.kind, event=ref.event)
     draft.outcomes.append((ref, outcome))
     draft.trimmed.append(ref.number)
+
+
+def _newest(known: Mapping[str, T], name: str, value: T, most: int) -> dict[str, T]:
+    """What is known, with this as its newest, and without the oldest above so many."""
+    others = [(key, kept) for key, kept in known.items() if key != name]
+    return {**dict(others[-(most - 1) :]), name: value}
 
 
 def _send(draft: Draft, of: InputRef | None, message: Message, *id_parts: object) -> None:

@@ -9,7 +9,7 @@ from services.session.domain.memory import entry_of
 from services.session.domain.plans import follow
 from services.session.domain.results import give_result, on_result
 from services.session.domain.rules import Rules
-from services.session.domain.state import Action, InputRef, Turn
+from services.session.domain.state import Action, InputRef, OperationRef, Turn
 from services.session.domain.steps import proceed
 from services.session.domain.words import origin_name
 
@@ -21,10 +21,13 @@ __all__ = [
     "fail",
     "follow",
     "granted_action",
+    "left_too_long",
     "on_result",
     "start_queued",
     "waited_too_long",
 ]
+
+NO_ANSWER = "no answer from the door within the deadline"
 
 
 def begin(draft: Draft, input: Input, rules: Rules) -> None:
@@ -115,13 +118,22 @@ def waited_too_long(draft: Draft, rules: Rules) -> None:
         resume_without(draft, rules)
         return
     for operation in turn.settling or ((turn.operation,) if turn.operation else ()):
-        known = draft.state.operations[operation]
-        reason = "no answer from the door within the deadline"
-        finished = StepFinished(operation=known.id, key=known.key, state="unknown", reason=reason)
-        if known.state == "unknown":  # told before, and looked up in vain
-            give_result(draft, known, finished, rules)
-        else:
-            on_result(draft, finished, rules, last_word=True)
+        _has_no_answer(draft, draft.state.operations[operation], rules)
+
+
+def left_too_long(draft: Draft, rules: Rules) -> None:
+    """What a turn left in flight has no answer in time: its outcome is unknown, until the ledger says more (G9)."""
+    for known in draft.state.left_in_flight:
+        if known.due <= draft.now:
+            _has_no_answer(draft, known, rules)
+
+
+def _has_no_answer(draft: Draft, known: OperationRef, rules: Rules) -> None:
+    finished = StepFinished(operation=known.id, key=known.key, state="unknown", reason=NO_ANSWER)
+    if known.state == "unknown":  # told before, and looked up in vain
+        give_result(draft, known, finished, rules)
+    else:
+        on_result(draft, finished, rules, last_word=True)
 
 
 def resume_without(draft: Draft, rules: Rules) -> None:
