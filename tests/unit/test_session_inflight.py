@@ -380,6 +380,8 @@ def test_a_restarted_turn_tries_what_failed_and_spent_its_key_under_another():
     talk.say("again")
     first, second = [run.key for run in talk.sent(RunStep) if run.tool == "book"]
     assert first != second
+
+
 def tried_anew(relation, **rules):
     """A user's booking failed, and was tried anew with the same key; whatever comes is related to it as said."""
     talk = Talk(
