@@ -89,7 +89,7 @@ class Executor:
             except Stopped as stopped:
                 # Whoever held it before may have sent it, so it stays claimed, for whoever may send it later.
                 log.info("operation.stopped", session=work.session, operation=work.operation, reason=stopped.reason)
-                await self._ledger.hand_back(work, self._clock.now_ms())
+                await self._ledger.hand_back(work, self._clock.now_ms(), wait_ms=round(stopped.wait * 1000))
                 return "pending"
         return await self.leave_unknown(work, "whoever ran it is gone, and it may have been sent")
 

@@ -109,12 +109,13 @@ class Paused:
 
 class Stopped(Exception):
     """Nothing was sent, and nothing may be now: `reason` says why, `tool` what was to be called, `held` the operation
-    where one was claimed for it."""
+    where one was claimed for it, `wait` for how many seconds it is not worth a try."""
 
-    def __init__(self, reason: str, tool: str = "") -> None:
+    def __init__(self, reason: str, tool: str = "", *, wait: float = 0.0) -> None:
         super().__init__(reason)
         self.reason = reason
         self.tool = tool
+        self.wait = wait
         self.held: Work | None = None
 
 
@@ -175,8 +176,8 @@ class Ledger(Protocol):
         where nothing will be sent (`unsent`)."""
         ...
 
-    async def hand_back(self, work: Work, now: int) -> None:
-        """Give back what may have been sent before and must not be sent now."""
+    async def hand_back(self, work: Work, now: int, *, wait_ms: int = 0) -> None:
+        """Give back what may have been sent before and must not be sent now: taken over later, after `wait_ms`."""
         ...
 
     async def record(

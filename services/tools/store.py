@@ -194,14 +194,14 @@ class RedisLedger:
             now=reply.int(7), origin=reply.text(8), send_by=send_by,
         )  # fmt: skip
 
-    async def hand_back(self, work: Work, now: int) -> None:
-        """Give back what may have been sent before and must not be sent now: it is taken over later."""
+    async def hand_back(self, work: Work, now: int, *, wait_ms: int = 0) -> None:
+        """Give back what may have been sent before and must not be sent now: taken over later, after `wait_ms`."""
         keys = [
             self._operation(work.session, work.key), self._keys.of_session_partition("lease", work.session),
             *evidence_keys(self._keys, work.session),
         ]  # fmt: skip
         told = evidence_args(work.session, evidence.handed_back(work))
-        await self._store.run(_HAND_BACK, keys, [now, work.owner, work.member, *told])
+        await self._store.run(_HAND_BACK, keys, [now, work.owner, work.member, wait_ms, *told])
 
     async def record(
         self, work: Work, state: OperationState, result: JSON, reason: str, messages: Sequence[Outgoing], now: int,

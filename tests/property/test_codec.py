@@ -1,7 +1,7 @@
 """What is encoded is read back as it was, whatever it holds; what is not ours is a ContractError and nothing else."""
 
 import base64
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import orjson
 import pytest
@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
 from libs.contracts.codec import MESSAGES, decode, encode, join, split
+from libs.contracts.consent import World
 from libs.contracts.envelope import Envelope, Message
 from libs.contracts.errors import ContractError
+from libs.contracts.evidence import Block, Head
 from libs.contracts.ids import SLUG_PATTERN
 from libs.contracts.ingress import Input
 from libs.contracts.origin import Origin, Seal
@@ -48,8 +50,14 @@ input_ = st.builds(
     source=slug, event=text, type=text, subject=text, data=json_value, origin=origin, seal=seal, accepted_at=whole,
     depth=whole, trace=text, sequence=text, stream=text,
 )  # fmt: skip
+steps = st.lists(step, max_size=3).map(tuple)
+worlds = st.lists(st.none() | st.builds(World, digest=text, read_at=whole, attestation=text), max_size=2).map(tuple)
+head = st.builds(Head, session=text, number=whole, hash=text, at=whole, key=text, signature=text)
+texts = st.lists(text, max_size=2).map(tuple)
+block = st.builds(Block, first=whole, previous=text, lines=texts, links=texts, head=head)
 SPECIAL: dict[str, st.SearchStrategy[Any]] = {
-    "seal": seal, "seals": st.lists(seal, max_size=2).map(tuple), "steps": st.lists(step, max_size=3).map(tuple),
+    "seal": seal, "seals": st.lists(seal, max_size=2).map(tuple), "steps": steps, "then": steps,
+    "worlds": worlds, "block": block,
     "supersedes": st.lists(slug, max_size=2).map(tuple), "actions": st.lists(slug, max_size=2).map(tuple),
     "view": json_object, "input": input_, "args": json_object, "data": json_object, "result": json_value,
 }  # fmt: skip
@@ -59,12 +67,13 @@ def strategy_of(name: str, field: FieldInfo) -> st.SearchStrategy[Any]:
     """Values of one field of a message."""
     if name in SPECIAL:
         return SPECIAL[name]
-    if choices := get_args(field.annotation):
-        return st.sampled_from(choices)
+    if get_origin(field.annotation) is Literal:
+        return st.sampled_from(get_args(field.annotation))
     if field.annotation is int:
         return whole
     if field.annotation is bool:
         return st.booleans()
+    assert field.annotation is str, f"say how to make {name}"
     return slug if field.metadata else text
 
 

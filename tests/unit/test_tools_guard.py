@@ -12,7 +12,7 @@ from services.tools.circuit import Budget, Circuit, Pass
 from services.tools.connectors.guard import Guard
 from services.tools.domain import Committed, Failed, NotSent, Outcome, Refused, Unknown, of_repeat
 from services.tools.metrics import ToolMetrics
-from services.tools.ports import Call
+from services.tools.ports import Call, Stopped
 from tests.support.eventually import eventually
 
 CALL = Call("s1", "O1", "book", {}, "key", 2.0)
@@ -208,12 +208,14 @@ def test_a_bucket_holds_no_more_than_its_budget() -> None:
     ]
 
 
-async def test_a_repeat_during_the_pause_is_unknown() -> None:
+async def test_a_repeat_during_the_pause_waits_for_its_end() -> None:
     world = World(THREE)
     await world.each(*BAD)
-    found = await world.guard.run(replace(CALL, repeat=True))
-    assert isinstance(found, Unknown)
-    assert found.reason.startswith("it may have been sent before, and could not be sent again: not sent: book has a")
+    sent = len(world.calls)
+    with pytest.raises(Stopped, match="not sent: book has a pause") as stopped:
+        await world.guard.run(replace(CALL, repeat=True))
+    assert 0 < stopped.value.wait <= THREE.pause
+    assert len(world.calls) == sent
 
 
 def test_a_repeat_that_was_not_sent_does_not_prove_that_nothing_was() -> None:

@@ -17,6 +17,8 @@ from services.tools.ports import Call, Connector, Stopped
 
 log = structlog.get_logger(__name__)
 
+PROBED_AGAIN_SECONDS = 1.0
+"""While one call tries a destination, the others of its tool that must be sent again wait so long."""
 _LEAST_SHARE = 0.1
 """Of a call's time: with less left it is not tried again."""
 
@@ -52,7 +54,8 @@ class Guard:
         self._telling: set[asyncio.Task[None]] = set()
 
     async def run(self, call: Call) -> Outcome:
-        """Do it once, unless the tool is given a pause: then it failed, not sent."""
+        """Do it once, unless the tool is given a pause: then it failed, not sent. Raises Stopped then for what may have
+        been sent before."""
         outcome = await self._run(call)
         return of_repeat(outcome) if call.repeat else outcome
 
@@ -61,7 +64,11 @@ class Guard:
             return await self._tried(call)
         entered = self._circuit.enter(self._now())
         if not isinstance(entered, Pass):
-            return Failed(self._paused(self._circuit, entered))
+            paused = self._paused(self._circuit, entered)
+            if call.repeat:
+                # Failed would be told as unknown, to which a person has to look; sent again later, it has an end.
+                raise Stopped(paused, call.tool, wait=entered or PROBED_AGAIN_SECONDS)
+            return Failed(paused)
         try:
             outcome = await self._tried(call)
         except Stopped:
