@@ -7,8 +7,8 @@ commit come in between. The model is naive: it looks only at the inputs that wer
 Destinations are asked and answer, subjects are registered with their early events held, timers are set, fired,
 skipped and stopped: consent, the door, ingress and the planner are played here, and may repeat themselves.
 
-Each example but the first ones has an aim, a state of the turn in which it lingers so that everything arrives there: each row of the
-in-flight table meets each state at least `OFTEN` times, each kind of input that `decide` takes is driven at least `FEW`
+Each example but the first ones has an aim, a state of the turn in which it lingers so that everything arrives there:
+each row of the in-flight table meets each state at least `OFTEN` times, each kind of input that `decide` takes is driven at least `FEW`
 times, and the counts are printed with the seed. The states are shared out over two files, which run beside each other.
 """
 
@@ -257,7 +257,7 @@ class Sessions(RuleBasedStateMachine):
         wish=st.sampled_from(WISHES),
     )
     def a_session_begins(self, slow, table, by_webhook, wish):
-        self.by_webhook, self.wish = by_webhook and self.aim != "", wish
+        self.by_webhook, self.wish = (by_webhook and self.aim != "") or self.aim == "paused", wish
         slow = slow or self.aim in ("planning", "resuming")
         self.lingered = 0
         self.latest = [SessionState(session="s1")]
@@ -328,7 +328,7 @@ class Sessions(RuleBasedStateMachine):
         elif row == "answer":
             self.arrives("message", ANA, {"answer": True, "relation": "adds", "plan": plan}, owner)
         elif row == "another origin":
-            other = CINEMA if turn.origin.kind == "user" else ANA
+            other = CINEMA if turn.origin.kind == "user" or turn.status == "paused" else ANA
             self.arrives("event" if other is CINEMA else "message", other, {"plan": plan}, owner)
         else:
             kind = "message" if turn.origin.kind == "user" else "event"

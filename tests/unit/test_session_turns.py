@@ -294,6 +294,13 @@ def test_a_buried_input_is_passed_over_visibly():
     assert talk.became() == [(1, "failed")]
 
 
+def test_the_owner_of_a_buried_message_hears_that_it_was_not_taken():
+    talk = Talk()
+    talk.give(Buried(make_input(1, "message", ANA, {"text": "book"}), "attempts_spent"))
+    assert talk.replies() == ["Something went wrong with your message, and I could not take it. Please say it again."]
+    assert "attempts_spent" not in talk.replies()[0]
+
+
 def test_each_turn_tells_applications_of_its_end_once(talk):
     talk.finish()
     talk.finish()
