@@ -9,6 +9,7 @@ from services.session.domain.inputs import MOST_QUEUED
 from services.session.domain.plan import Plan
 from services.session.domain.state import SessionState
 from tests.support.session import (
+    ANA,
     BOOK,
     CINEMA,
     LOOK,
