@@ -8,9 +8,9 @@ Destinations are asked and answer, subjects are registered with their early even
 skipped and stopped: consent, the door, ingress and the planner are played here, and may repeat themselves.
 
 Each example but the first ones has an aim, a state of the turn in which it lingers so that everything arrives there:
-each row of the in-flight table meets each state at least `OFTEN` times, each kind of input that `decide` takes is driven
-at least `FEW` times, and the counts are printed with the seed. The states are shared out over two files, which run
-beside each other.
+each row of the in-flight table meets each state at least `OFTEN` times, each kind of input that `decide` takes is
+driven at least `FEW` times, and the counts are printed with the seed. The states are shared out over two
+files, which run beside each other.
 """
 
 import os
