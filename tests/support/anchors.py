@@ -17,12 +17,15 @@ import httpx2
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from libs.contracts.ids import derive_id
 from libs.contracts.session import TimelineLine
 from libs.runtime.scripts import Script
 from tests.support.crossing import Crossing, Hold
+from tests.support.disturbance import DisturbedCrossing, Noise
 from tests.support.eventually import eventually_sync
 from turnkeeper import stack as stacks
 from turnkeeper.client import Answer, Client
+from turnkeeper.signing import Outward
 from turnkeeper.target import of_stack
 
 Plan = dict[str, Any]
@@ -31,6 +34,8 @@ Planner = Callable[[View], Plan]
 OWNER = "ana"
 REPLICAS = {"ingress": 2, "session": 2, "consent": 1, "tools": 1}
 PROCESSES = tuple(f"{service}-{number}" for service, count in REPLICAS.items() for number in range(count))
+_NUMBERS = itertools.count(1)
+"""Of what is said: each message has a key of its own, and the same one when it is said again."""
 _FORGET = b"HDEL"
 """How a sent message is taken out of the outbox."""
 _SUM = {"type": "object", "properties": {"sum": {"type": "string"}}, "required": ["sum"]}
@@ -124,8 +129,9 @@ class World:
         return [argument for argument in found if argument in arguments or not arguments]
 
     def seen(self, session: str) -> list[View]:
-        """What the planner was shown of a session."""
-        return [view for view in self.views if view["session"] == session]
+        """What the planner was shown of a session, once for each plan that it was asked for."""
+        asked = {(view["turn"], view["plan"]): view for view in self.views if view["session"] == session}
+        return list(asked.values())
 
     def answer(self, path: str, asked: dict[str, Any]) -> Any:
         """What the server answers."""
@@ -190,6 +196,8 @@ class Stage:
     """By process, between it and Redis."""
     brokers: dict[str, Crossing]
     """By process, between it and RabbitMQ."""
+    noise: Noise | None = None
+    """What disturbs the traffic, if anything does."""
 
     def session(self, name: str, planner: Planner) -> str:
         """A session of Ana's, with who plans in it."""
@@ -202,7 +210,34 @@ class Stage:
         outward = self.client.sign(source, event=event, type=type, data=data)
         url = f"{self.stack.url('ingress', ingress)}/v1/events/{source}"
         answer = httpx2.post(url, content=outward.body, headers=outward.headers, timeout=20)
+        if self.noise is not None:
+            self._event_again(outward, self.noise, url)
         return Answer(answer.status_code, answer.json())
+
+    def _event_again(self, outward: Outward, noise: Noise, url: str) -> None:
+        """A sender that did not hear the answer, or whose event comes the other way too."""
+        match noise.again("event", outward.event):
+            case "http":
+                again = httpx2.post(url, content=outward.body, headers=outward.headers, timeout=20)
+                assert again.json()["status"] == "duplicate"
+            case "amqp":
+                assert self.client.deliver(outward, via="amqp").said == "published"
+
+    def say(self, session: str, text: str) -> Answer:
+        """A message of the owner's."""
+        key = derive_id("said", session, text, next(_NUMBERS))
+        return self._spoken(lambda: self.client.say(session, text, OWNER, key), key)
+
+    def cancel(self, session: str) -> Answer:
+        """The owner cancels."""
+        key = derive_id("cancelled", session, next(_NUMBERS))
+        return self._spoken(lambda: self.client.cancel(session, OWNER, key), key)
+
+    def _spoken(self, speak: Callable[[], Answer], key: str) -> Answer:
+        answer = speak()
+        if self.noise is not None and self.noise.again("message", key):
+            assert speak().said == "duplicate"
+        return answer
 
     def outcome(self, event: str, source: str = "shop") -> Any:
         """What became of an event, as ingress tells it."""
@@ -239,7 +274,10 @@ class Stage:
         url = f"{self.stack.url('consent')}/v1/sessions/{session}/actions/{action['action']}/decision"
         body = {"decision": "accept", "question_digest": action["question_digest"]}
         headers = {"authorization": f"Bearer {self.client.user_token(user)}"}
-        return httpx2.post(url, json=body, headers=headers, timeout=20)
+        answer = httpx2.post(url, json=body, headers=headers, timeout=20)
+        if self.noise is not None and answer.is_success and self.noise.again("decision", action["question_digest"]):
+            assert httpx2.post(url, json=body, headers=headers, timeout=20).text == answer.text
+        return answer
 
     def metric(self, service: str, name: str, **labels: str) -> float:
         """A counter, over all replicas that answer."""
@@ -297,7 +335,7 @@ def _stands_after(sending: Hold, store: Crossing) -> None:
 
 
 @contextlib.contextmanager
-def staged(folder: Path, redis_url: str, amqp_url: str) -> Iterator[Stage]:
+def staged(folder: Path, redis_url: str, amqp_url: str, noise: Noise | None = None) -> Iterator[Stage]:
     """The stack on the run's servers (named by the environment), with every process behind crossings."""
     world = World()
     with contextlib.ExitStack() as undo:
@@ -305,7 +343,11 @@ def staged(folder: Path, redis_url: str, amqp_url: str) -> Iterator[Stage]:
         (folder / "url").write_text(url)
         (folder / "world.py").write_text(TOOLS)
         (folder / "turnkeeper.yaml").write_text(yaml.safe_dump(application(url)))
-        stores, brokers = ({name: Crossing(to) for name in PROCESSES} for to in (redis_url, amqp_url))
+        stores = {name: Crossing(redis_url) for name in PROCESSES}
+        brokers = {
+            name: Crossing(amqp_url) if noise is None else DisturbedCrossing(amqp_url, name, noise)
+            for name in PROCESSES
+        }
         for crossing in (*stores.values(), *brokers.values()):
             undo.callback(crossing.close)
         lab: dict[str, dict[str, str]] = {
@@ -320,4 +362,4 @@ def staged(folder: Path, redis_url: str, amqp_url: str) -> Iterator[Stage]:
         )
         undo.callback(stack.stop)
         client = undo.enter_context(Client(of_stack(stack)))
-        yield Stage(stack, client, world, stores, brokers)
+        yield Stage(stack, client, world, stores, brokers, noise)
