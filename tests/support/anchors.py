@@ -294,12 +294,16 @@ class Stage:
         for family in text_string_to_metric_families(text):
             yield from family.samples
 
-    def stop_at(self, process: str, point: str, script: Script, session: str) -> Callable[[], None]:
+    def stop_at(self, process: str, point: str, script: Script, session: str, about: str = "") -> Callable[[], None]:
         """Have a process stop at a point of what it does for a session by this script; a call that waits until it
-        stands there. Points: `before-the-commit`, `committed`, `before-the-send`, `sent`."""
+        stands there. `about` is a text that tells one commit from others.
+
+        Points: `before-the-commit`, `committed`, `before-the-send`, `sent`.
+        """
         store, broker = self.stores[process], self.brokers[process]
         if point in ("before-the-commit", "committed"):
-            return store.hold(script.sha.encode(), session.encode(), reply=point == "committed").await_reached
+            markers = (script.sha.encode(), session.encode(), about.encode())
+            return store.hold(*markers, reply=point == "committed").await_reached
         sending = broker.hold(f'"session":"{session}"'.encode())
         return sending.await_reached if point == "before-the-send" else lambda: _stands_after(sending, store)
 
@@ -354,6 +358,8 @@ def staged(folder: Path, redis_url: str, amqp_url: str, noise: Noise | None = No
             name: {"TURNKEEPER_REDIS_URL": stores[name].url, "TURNKEEPER_AMQP_URL": brokers[name].url}
             for name in PROCESSES
         }
+        for name in ("session-0", "session-1"):  # an owner that was paused hears its store's answer however late
+            lab[name]["TURNKEEPER_REDIS_URL"] += "?socket_timeout=60"
         lab["consent-0"]["TURNKEEPER_CONSENT_SWEEP_SECONDS"] = "0"
         lab["tools-0"]["TURNKEEPER_TOOLS_LEASE_GRACE_SECONDS"] = "0.5"
         lab["tools-0"]["TURNKEEPER_TOOLS_SWEEP_SECONDS"] = "0.2"
