@@ -33,6 +33,14 @@ from tests.support.eventually import eventually_sync
 
 NOTHING: Plan = {}
 POINTS = ("before-the-commit", "committed", "before-the-send", "sent")
+PLAIN_POINTS = {"place": ("appended",), "point": ("committed",)}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A1, A4 and A7 are told for one point here, and for every point in `test_anchors_disturbed.py`."""
+    for name, points in PLAIN_POINTS.items():
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, points)
 
 
 def plan(*wanted: tuple[str, str]) -> Plan:
@@ -70,7 +78,6 @@ INGRESS_POINTS = {
 }
 
 
-@pytest.mark.parametrize("place", INGRESS_POINTS)
 def test_a01_ingress_is_killed_between_the_durable_store_and_its_answer(stage: Stage, place: str) -> None:
     """A1: the retry is answered `duplicate`, there is one outcome and one turn."""
     point, name, retried = INGRESS_POINTS[place]
@@ -92,7 +99,6 @@ def test_a01_ingress_is_killed_between_the_durable_store_and_its_answer(stage: S
     assert stage.world.did("pay", event) == [event]
 
 
-@pytest.mark.parametrize("point", POINTS)
 def test_a04_twenty_clicks_a_crash_after_the_effect_and_one_more_click(stage: Stage, point: str) -> None:
     """A4: one effect, and the same receipt each time."""
     wish = f"a04-{point}"
@@ -115,7 +121,6 @@ def test_a04_twenty_clicks_a_crash_after_the_effect_and_one_more_click(stage: St
     assert stage.kinds(session)["action.accepted"] == 1
 
 
-@pytest.mark.parametrize("point", POINTS)
 def test_a07_everything_restarts_while_a_question_is_open(stage: Stage, point: str) -> None:
     """A7: after the acceptance the exact step runs, once."""
     wish = f"a07-{point}"

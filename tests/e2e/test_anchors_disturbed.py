@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import SEED
 from tests.e2e import test_anchors
-from tests.e2e.test_anchors import at_first
+from tests.e2e.test_anchors import INGRESS_POINTS, POINTS, at_first
 from tests.support.anchors import Stage, View, staged
 from tests.support.disturbance import Noise
 from tests.support.eventually import eventually_sync
@@ -30,6 +30,13 @@ HOPS = {
     "tools.step_finished.v1",
     "session.notice.v1",
 }
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A1, A4 and A7 are told for every point between two moves."""
+    for name, points in (("place", INGRESS_POINTS), ("point", POINTS)):
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, points)
 
 
 @pytest.fixture(scope="module")
