@@ -33,7 +33,7 @@ from tests.support.eventually import eventually_sync
 
 NOTHING: Plan = {}
 POINTS = ("before-the-commit", "committed", "before-the-send", "sent")
-PLAIN_POINTS = {"place": ("appended",), "point": ("committed",)}
+PLAIN_POINTS = {"place": ("admitted",), "point": ("committed",)}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
