@@ -138,7 +138,7 @@ async def test_a_timer_above_the_cap_is_refused_told_and_stays_refused(one: Repl
     assert await put(one, "more") is Outcome.REPEATED, "it was told that there is none"
     assert (await state(one, "more"), await listed(one)) == ("refused", (2, 2))
     assert 0 < await one.ask("PTTL", key(one, "more")) <= TOMBSTONE_MS
-    assert one.timers_counted() == {"set": 3, "refused": 1, "stopped": 1}
+    assert one.timers_counted() == {"set": 3, "too_many": 1, "stopped": 1}
 
 
 async def test_of_many_set_at_once_by_two_replicas_no_more_than_the_cap_are_pending(one: Replica, two: Replica) -> None:
