@@ -131,7 +131,7 @@ def _checked(given: Mapping[str, JSON]) -> dict[str, str | int | bool]:
         fits = isinstance(value, str | bool) or (isinstance(value, int) and value in _INTEGERS)
         if not fits or (isinstance(value, str) and not _is_text(value)):
             raise Malformed(
-                f"no CloudEvent: {name} is text of at most {_LONGEST} bytes, a whole number or true or false"
+                f"no CloudEvent: {name} is no text of at most {_LONGEST} bytes, whole number or true or false"
             )
         if not _is_claim(name):
             assert isinstance(value, str | bool | int)  # noqa: S101 - looked at above
