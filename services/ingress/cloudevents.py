@@ -58,8 +58,7 @@ def _signed_attributes(covers: Collection[str], headers: Headers, body: bytes) -
     if media_type(content_type).startswith(_CLOUDEVENTS):
         raise Malformed("this source signs the attributes of binary mode: send them as headers")
     claimed = _claimed(headers)
-    signed = [(name.removeprefix(b"ce-").decode("ascii", "replace"), text) for name, text in claimed
-              if name.startswith(b"ce-")]  # fmt: skip
+    signed = [(_attribute(name), text) for name, text in claimed if name.startswith(b"ce-")]
     return _binary([(name, text) for name, text in signed if name in covers], claimed, content_type, body)
 
 
