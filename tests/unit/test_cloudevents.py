@@ -233,7 +233,7 @@ def test_a_captured_delivery_is_the_same_event_over_each_door_and_with_headers_a
             body, {**headers, **more}, "application/json", COVERING, percent
         )  # fmt: skip
         found = again.event if isinstance(again, Misfit) else again
-        assert (found.id, found.subject) == (first.id, first.subject)
+        assert (found.id, found.mark) == (first.id, first.mark)
 
 
 @pytest.mark.parametrize(
