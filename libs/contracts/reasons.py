@@ -99,8 +99,9 @@ TimelineKind = Literal[
 """What a line of a timeline tells of. `input.persisted` is reserved and never written: an input is stored before its
 session sees it, so its line `input` says that too."""
 
-TimerOutcome = Literal["set", "fired", "skipped", "stopped", "refused", "forged", "superseded"]
-"""What became of a timer or one of its instants, as counted by ingress."""
+TimerOutcome = Literal["set", "fired", "skipped", "stopped", "refused", "too_many", "forged", "superseded"]
+"""What became of a timer or one of its instants, as counted by ingress. `too_many`: refused, for its session has
+`caps.timers` pending; `refused`: for any other reason."""
 
 TimerSkip = Literal[
     "missed",

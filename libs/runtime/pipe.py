@@ -22,6 +22,8 @@ class Pipe:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
+        # The client's own patience, which a URL may set: `redis://…?socket_timeout=5`.
+        self._seconds = float(redis.connection_pool.connection_kwargs.get("socket_timeout") or ANSWER_SECONDS)
         self._connection: Any = None
         self._used = 0.0
 
@@ -34,7 +36,7 @@ class Pipe:
         connection = await self._ready()
         packed = [_packed(commands)]
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(self._seconds):
                 await connection.send_packed_command(packed, check_health=False)
                 replies = [await _reply(connection) for _ in commands]
         except BaseException:
@@ -58,7 +60,7 @@ class Pipe:
             if unasked:
                 await connection.disconnect(nowait=True)
         if not connection.is_connected:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(self._seconds):
                 await connection.connect()
         return connection
 

@@ -28,6 +28,8 @@ from services.ingress.ports import (
 log = structlog.get_logger(__name__)
 
 REMEMBERED = 50_000
+NEAR_ITS_END_MS = 2_000
+"""Within so long of its deadline an event may expire while it is on its way, or by the clock of another replica."""
 Status = Literal["accepted", "duplicate", "quarantined", "held", "unrouted"]
 
 
@@ -148,7 +150,7 @@ class Admissions:
         self._done(event.id)
 
     async def _by_subject(self, event: Event) -> Placed:
-        session = self._subjects.get(event.route_subject)
+        session = self._subjects.get(event.route_subject) if self._cannot_have_expired(event) else None
         if session is None:
             found = await self._store.route_or_hold(event)
             if isinstance(found, Held):
@@ -161,6 +163,10 @@ class Admissions:
             session = found
             self._subjects.put(event.route_subject, session)
         return await self.into_session(event, session)
+
+    def _cannot_have_expired(self, event: Event) -> bool:
+        """Else its queue has to be asked: it may have expired there before its subject was registered (G1)."""
+        return event.hold_ms == 0 or event.deadline - self._clock.now_ms() > NEAR_ITS_END_MS
 
     async def into_session(self, event: Event, session: str) -> Placed:
         """Append to a session, or wait for it to be made."""

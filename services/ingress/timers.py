@@ -67,8 +67,8 @@ class TimerHandler:
             case TimerSet.KNOWN:
                 return Outcome.REPEATED
             case _:
-                self._metrics.timers("refused")
                 why = "no_session" if done is TimerSet.ABSENT else reason
+                self._metrics.timers("too_many" if why == "too_many_timers" else "refused")
                 log.warning("timer.refused", session=timer.session, timer=timer.timer, reason=why)
                 return Outcome.REFUSED
 

@@ -92,7 +92,8 @@ class Edge:
 
     async def explain(self, request: Request) -> Response:
         """What would become of an event or a message, and by which rule; changes nothing (owner or operator). The body
-        is `{"source", "type", "data"}` or `{"text", "as"}`."""
+        is `{"source", "type", "data"}`, `{"text", "as"}`, `{"cancel", "as"}`, `{"decision", "action", "as"}` or
+        `{"timer", "data"}`."""
         session, _ = await self._allowed(request)
         event = await _body(request)
         snapshot = await self._sessions.read(session)

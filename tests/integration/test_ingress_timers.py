@@ -287,14 +287,25 @@ async def test_a_forged_timer_is_counted_and_acknowledged_and_the_queue_goes_on(
 async def test_above_the_cap_a_timer_is_refused_and_its_session_is_told(deployment: Deployment) -> None:
     session = await deployment.session()
     due = now_ms() + 600_000
-    before = await deployment.counted("refused")
+    before, otherwise = await deployment.counted("too_many"), await deployment.counted("refused")
     await deployment.work(session, *(a_timer(f"tm{number}", session, due=due) for number in range(60)))
     await deployment.work(session, *(a_timer(f"tm{number}", session, due=due) for number in range(60, 101)))
     (refused,) = await eventually(lambda: deployment.skipped(session), within=15)
     listed = await deployment.ids(session)
     assert (refused.reason, len(listed)) == ("too_many_timers", 100)
     assert {*listed, refused.timer} == {f"tm{number}" for number in range(101)}
+    assert await deployment.counted("too_many") == before + 1
+    assert await deployment.counted("refused") == otherwise
+
+
+async def test_a_timer_that_cannot_be_is_refused_and_not_counted_as_one_too_many(deployment: Deployment) -> None:
+    session = await deployment.session()
+    before, too_many = await deployment.counted("refused"), await deployment.counted("too_many")
+    await deployment.work(session, a_timer("far", session, due=now_ms() + 500 * 86_400_000))
+    (refused,) = await eventually(lambda: deployment.skipped(session), within=15)
+    assert refused.reason == "too_far"
     assert await deployment.counted("refused") == before + 1
+    assert await deployment.counted("too_many") == too_many
 
 
 async def test_the_owner_and_operators_see_a_sessions_timers_and_nobody_else(deployment: Deployment) -> None:

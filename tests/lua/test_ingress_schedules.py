@@ -95,6 +95,25 @@ async def test_each_event_ends_in_exactly_one_outcome(redis_url: str, namespace:
         assert await one.store.waiting_sessions("+inf") == []
 
 
+async def test_what_expired_before_its_subject_was_registered_is_in_no_inbox(redis_url: str, namespace: str) -> None:
+    """A copy finishes what was admitted, on a replica that knows the subject from a later event (G1)."""
+    clock = MovableClock()
+    async with (
+        ingress_replica(redis_url, namespace, clock=clock) as one,
+        ingress_replica(redis_url, namespace, clock=clock) as two,
+    ):
+        about = {"session": "", "route_subject": SUBJECTS[0], "hold_ms": 5_000}
+        early, late = an_event("early", **about), an_event("late", **about, accepted_at=clock.now + 7_000)
+        await one.admissions.admit(early, "t1", b"{}")
+        clock.now += 6_000
+        await one.sweepers.held()
+        await one.store.create_session("s1", "ana", clock.now)
+        await one.store.register(SUBJECTS[0], "s1", "O1")
+        await two.admissions.admit(late, "t2", b"{}")
+        await two.admissions.admit(early, "t3", b"{}")
+        assert [Input.model_validate_json(packed).event for packed in await one.inbox("s1")] == ["late"]
+
+
 @pytest.mark.parametrize("round", range(3))
 async def test_what_was_answered_before_another_was_sent_is_before_it(
     redis_url: str, namespace: str, seed: int, round: int

@@ -5,10 +5,12 @@ import hashlib
 
 import pytest
 
+from libs.contracts.errors import StoreAway
 from libs.contracts.keys import Keys
 from libs.runtime.batch import Store
 from libs.runtime.connections import connect_redis
 from libs.runtime.scripts import Reply, Script, load_script, parse_reply
+from tests.support.crossing import Crossing
 
 pytestmark = pytest.mark.engine
 COUNT = load_script("libs.runtime", "count_attempt")
@@ -108,3 +110,20 @@ def test_a_reply_that_is_no_tagged_array_is_a_fault_of_the_script(raw):
 def test_a_reply_is_read_by_type():
     reply = parse_reply(COUNT, [b"tag", 5, b"6", "ä".encode()])
     assert (reply.tag, reply.int(0), reply.int(1), reply.text(2), reply.raw(0)) == ("tag", 5, 6, "ä", b"5")
+
+
+async def test_the_url_says_how_long_the_store_is_waited_for(redis_url):
+    """`?socket_timeout=` in the URL is the patience for a whole batch, and not a setting that nobody reads."""
+    crossing = Crossing(redis_url)
+    hold = crossing.hold(b"PING")
+    store = Store(connect_redis(f"{crossing.url}?socket_timeout=0.2", "test-patience"))
+    serving = asyncio.create_task(store.serve())
+    try:
+        async with asyncio.timeout(1.5):
+            with pytest.raises(StoreAway):
+                await store.command("PING")
+        assert hold.reached.is_set()
+    finally:
+        serving.cancel()
+        crossing.close()
+        await store.redis.aclose()

@@ -13,7 +13,7 @@ from libs.contracts.tools import RunStep, WithdrawOperation
 from libs.runtime.settle import Outcome
 from services.tools.domain import Committed, Failed, Unknown
 from services.tools.pauses import Pause
-from services.tools.ports import Call, Work
+from services.tools.ports import Call, Stopped, Work
 from services.tools.stops import _APPLY, _SET, MOST_PARKED
 from tests.support.door import HOUR_MS, RESTAURANT, USER, Door, open_door, seal, step
 
@@ -338,6 +338,26 @@ async def test_a_pause_between_taking_over_and_sending_hands_back(door: Door, ot
     other.clock.now += 10_000
     await other.sweeper.take_over_ended()
     assert len(other.destination.calls) == 1
+
+
+async def test_what_must_be_sent_again_is_left_alone_until_its_tool_is_tried_again(door: Door, other: Door) -> None:
+    await left_pending(door, "book")
+
+    async def breaker(call: Call) -> Any:
+        raise Stopped("book has a pause after failures in a row", call.tool, wait=30.0)
+
+    other.destination.act = breaker
+    other.clock.now += 10_000
+    await other.sweeper.take_over_ended()
+    assert len(other.destination.calls) == 1
+    other.clock.now += 29_000
+    await other.sweeper.take_over_ended()
+    assert len(other.destination.calls) == 1, "not asked again and again"
+    other.clock.now += 2_000
+    other.destination.act = other.destination.commit
+    await other.sweeper.take_over_ended()
+    assert len(other.destination.calls) == 2
+    assert (await other.operation("key1"))["state"] == "committed"
 
 
 async def test_a_holder_whose_lease_is_over_begins_no_send(door: Door) -> None:

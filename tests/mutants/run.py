@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -33,6 +33,8 @@ LONGEST_SECONDS = 240
 LONGEST_BASELINE_SECONDS = 900
 PLAIN_WIDTH = 180
 """Columns of the table where nobody's terminal says how many there are."""
+PLAIN, DISTURBED = "tests/e2e/test_anchors.py", "tests/e2e/test_anchors_disturbed.py"
+"""Where the anchors are told, without and with noise on every hop."""
 GRACE_SECONDS = 40
 """For a demo that is interrupted to take its stack down."""
 _NOTICED = {
@@ -193,9 +195,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("patches", nargs="*", type=Path, help="patches to try; all when none is given")
     parser.add_argument("--jobs", type=int, default=2, help="so many at once (2)")
+    parser.add_argument(
+        "--disturbed", action="store_true", help="judge the patches of the anchors by the disturbed ones"
+    )
     parser.add_argument("--apply-only", action="store_true", help="see in a second which patches no longer apply")
     options = parser.parse_args()
     mutants = [read(path.resolve()) for path in options.patches or sorted(HERE.glob("*.patch"))]
+    if options.disturbed:
+        mutants = [replace(mutant, target=mutant.target.replace(PLAIN, DISTURBED)) for mutant in mutants]
     console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
     with tempfile.TemporaryDirectory(prefix="turnkeeper-mutants-") as folder:
         tree = Path(folder) / "tree"

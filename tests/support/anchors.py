@@ -18,13 +18,16 @@ import httpx2
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from libs.contracts.ids import derive_id
 from libs.contracts.session import TimelineLine
 from libs.runtime.scripts import Script
 from tests.support.crossing import Crossing, Hold
+from tests.support.disturbance import DisturbedCrossing, Noise
 from tests.support.eventually import eventually_sync
 from turnkeeper import stack as stacks
 from turnkeeper.client import Answer, Client
 from turnkeeper.engines import external
+from turnkeeper.signing import Outward
 from turnkeeper.target import of_stack
 
 Plan = dict[str, Any]
@@ -33,6 +36,8 @@ Planner = Callable[[View], Plan]
 OWNER = "ana"
 REPLICAS = {"ingress": 2, "session": 2, "consent": 1, "tools": 1}
 PROCESSES = tuple(f"{service}-{number}" for service, count in REPLICAS.items() for number in range(count))
+_NUMBERS = itertools.count(1)
+"""Of what is said: each message has a key of its own, and the same one when it is said again."""
 _FORGET = b"HDEL"
 """How a sent message is taken out of the outbox."""
 _SUM = {"type": "object", "properties": {"sum": {"type": "string"}}, "required": ["sum"]}
@@ -126,8 +131,9 @@ class World:
         return [argument for argument in found if argument in arguments or not arguments]
 
     def seen(self, session: str) -> list[View]:
-        """What the planner was shown of a session."""
-        return [view for view in self.views if view["session"] == session]
+        """What the planner was shown of a session, once for each plan that it was asked for."""
+        asked = {(view["turn"], view["plan"]): view for view in self.views if view["session"] == session}
+        return list(asked.values())
 
     def answer(self, path: str, asked: dict[str, Any]) -> Any:
         """What the server answers."""
@@ -192,6 +198,8 @@ class Stage:
     """By process, between it and Redis."""
     brokers: dict[str, Crossing]
     """By process, between it and RabbitMQ."""
+    noise: Noise | None = None
+    """What disturbs the traffic, if anything does."""
 
     def session(self, name: str, planner: Planner) -> str:
         """A session of Ana's, with who plans in it."""
@@ -204,7 +212,34 @@ class Stage:
         outward = self.client.sign(source, event=event, type=type, data=data)
         url = f"{self.stack.url('ingress', ingress)}/v1/events/{source}"
         answer = httpx2.post(url, content=outward.body, headers=outward.headers, timeout=20)
+        if self.noise is not None:
+            self._event_again(outward, self.noise, url)
         return Answer(answer.status_code, answer.json())
+
+    def _event_again(self, outward: Outward, noise: Noise, url: str) -> None:
+        """A sender that did not hear the answer, or whose event comes the other way too."""
+        match noise.again("event", outward.event):
+            case "http":
+                again = httpx2.post(url, content=outward.body, headers=outward.headers, timeout=20)
+                assert again.json()["status"] == "duplicate"
+            case "amqp":
+                assert self.client.deliver(outward, via="amqp").said == "published"
+
+    def say(self, session: str, text: str) -> Answer:
+        """A message of the owner's."""
+        key = derive_id("said", session, text, next(_NUMBERS))
+        return self._spoken(lambda: self.client.say(session, text, OWNER, key), key)
+
+    def cancel(self, session: str) -> Answer:
+        """The owner cancels."""
+        key = derive_id("cancelled", session, next(_NUMBERS))
+        return self._spoken(lambda: self.client.cancel(session, OWNER, key), key)
+
+    def _spoken(self, speak: Callable[[], Answer], key: str) -> Answer:
+        answer = speak()
+        if self.noise is not None and self.noise.again("message", key):
+            assert speak().said == "duplicate"
+        return answer
 
     def outcome(self, event: str, source: str = "shop") -> Any:
         """What became of an event, as ingress tells it."""
@@ -241,7 +276,10 @@ class Stage:
         url = f"{self.stack.url('consent')}/v1/sessions/{session}/actions/{action['action']}/decision"
         body = {"decision": "accept", "question_digest": action["question_digest"]}
         headers = {"authorization": f"Bearer {self.client.user_token(user)}"}
-        return httpx2.post(url, json=body, headers=headers, timeout=20)
+        answer = httpx2.post(url, json=body, headers=headers, timeout=20)
+        if self.noise is not None and answer.is_success and self.noise.again("decision", action["question_digest"]):
+            assert httpx2.post(url, json=body, headers=headers, timeout=20).text == answer.text
+        return answer
 
     def metric(self, service: str, name: str, **labels: str) -> float:
         """A counter, over all replicas that answer."""
@@ -258,12 +296,16 @@ class Stage:
         for family in text_string_to_metric_families(text):
             yield from family.samples
 
-    def stop_at(self, process: str, point: str, script: Script, session: str) -> Callable[[], None]:
+    def stop_at(self, process: str, point: str, script: Script, session: str, about: str = "") -> Callable[[], None]:
         """Have a process stop at a point of what it does for a session by this script; a call that waits until it
-        stands there. Points: `before-the-commit`, `committed`, `before-the-send`, `sent`."""
+        stands there. `about` is a text that tells one commit from others.
+
+        Points: `before-the-commit`, `committed`, `before-the-send`, `sent`.
+        """
         store, broker = self.stores[process], self.brokers[process]
         if point in ("before-the-commit", "committed"):
-            return store.hold(script.sha.encode(), session.encode(), reply=point == "committed").await_reached
+            markers = (script.sha.encode(), session.encode(), about.encode())
+            return store.hold(*markers, reply=point == "committed").await_reached
         sending = broker.hold(f'"session":"{session}"'.encode())
         return sending.await_reached if point == "before-the-send" else lambda: _stands_after(sending, store)
 
@@ -299,7 +341,7 @@ def _stands_after(sending: Hold, store: Crossing) -> None:
 
 
 @contextlib.contextmanager
-def staged(folder: Path, redis_url: str, amqp_url: str) -> Iterator[Stage]:
+def staged(folder: Path, redis_url: str, amqp_url: str, noise: Noise | None = None) -> Iterator[Stage]:
     """The stack on the run's servers (named by the environment), with every process behind crossings."""
     world = World()
     with contextlib.ExitStack() as undo:
@@ -307,16 +349,23 @@ def staged(folder: Path, redis_url: str, amqp_url: str) -> Iterator[Stage]:
         (folder / "url").write_text(url)
         (folder / "world.py").write_text(TOOLS)
         (folder / "turnkeeper.yaml").write_text(yaml.safe_dump(application(url)))
-        stores, brokers = (
-            {name: Crossing(os.environ.get(variable(name.rpartition("-")[0]), to)) for name in PROCESSES}
-            for variable, to in ((external.redis_variable, redis_url), (external.amqp_variable, amqp_url))
-        )
+        stores = {
+            name: Crossing(os.environ.get(external.redis_variable(name.rpartition("-")[0]), redis_url))
+            for name in PROCESSES
+        }
+        at = {name: os.environ.get(external.amqp_variable(name.rpartition("-")[0]), amqp_url) for name in PROCESSES}
+        brokers = {
+            name: Crossing(at[name]) if noise is None else DisturbedCrossing(at[name], name, noise)
+            for name in PROCESSES
+        }
         for crossing in (*stores.values(), *brokers.values()):
             undo.callback(crossing.close)
         lab: dict[str, dict[str, str]] = {
             name: {"TURNKEEPER_REDIS_URL": stores[name].url, "TURNKEEPER_AMQP_URL": brokers[name].url}
             for name in PROCESSES
         }
+        for name in ("session-0", "session-1"):  # an owner that was paused hears its store's answer however late
+            lab[name]["TURNKEEPER_REDIS_URL"] += "?socket_timeout=60"
         lab["consent-0"]["TURNKEEPER_CONSENT_SWEEP_SECONDS"] = "0"
         lab["tools-0"]["TURNKEEPER_TOOLS_LEASE_GRACE_SECONDS"] = "0.5"
         lab["tools-0"]["TURNKEEPER_TOOLS_SWEEP_SECONDS"] = "0.2"
@@ -325,4 +374,4 @@ def staged(folder: Path, redis_url: str, amqp_url: str) -> Iterator[Stage]:
         )
         undo.callback(stack.stop)
         client = undo.enter_context(Client(of_stack(stack)))
-        yield Stage(stack, client, world, stores, brokers)
+        yield Stage(stack, client, world, stores, brokers, noise)

@@ -8,6 +8,7 @@ import contextlib
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit, urlunsplit
 
@@ -47,12 +48,15 @@ class Hold:
 
 
 @dataclass
-class _Pair:
+class Pair:
+    """One connection of the process, and the one to the server that goes with it."""
+
     client: socket.socket
     server: socket.socket
     answer: Hold | None = None
 
     def close(self) -> None:
+        """End both."""
         for end in (self.client, self.server):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -71,7 +75,7 @@ class Crossing:
         host, port = self._listening.getsockname()[:2]
         self.url = urlunsplit(parts._replace(netloc=f"{user}{host}:{port}"))
         self._hold: Hold | None = None
-        self._pairs: list[_Pair] = []
+        self._pairs: list[Pair] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def hold(self, *markers: bytes, reply: bool = False) -> Hold:
@@ -105,20 +109,23 @@ class Crossing:
                 except OSError:
                     client.close()
                     continue
-                pair = _Pair(client, server)
+                pair = Pair(client, server)
                 self._pairs.append(pair)
-                up = self._frames_up if self._amqp else self._up
-                for pump in (up, self._down):
+                for pump in self.pumps(pair):
                     threading.Thread(target=self._run, args=(pump, pair), daemon=True).start()
 
-    def _run(self, pump: "object", pair: _Pair) -> None:
+    def pumps(self, pair: Pair) -> tuple[Callable[[Pair], None], Callable[[Pair], None]]:
+        """What carries a connection's traffic up to the server and down to the process, until either ends."""
+        return self._frames_up if self._amqp else self._up, self._down
+
+    def _run(self, pump: Callable[[Pair], None], pair: Pair) -> None:
         with contextlib.suppress(OSError):
-            pump(pair)  # type: ignore[operator]
+            pump(pair)
         pair.close()
         with contextlib.suppress(ValueError):
             self._pairs.remove(pair)
 
-    def _up(self, pair: _Pair) -> None:
+    def _up(self, pair: Pair) -> None:
         while data := pair.client.recv(1 << 16):
             hold = self._hold
             if hold is not None and hold.fits(data):
@@ -128,7 +135,7 @@ class Crossing:
                     return
             pair.server.sendall(data)
 
-    def _down(self, pair: _Pair) -> None:
+    def _down(self, pair: Pair) -> None:
         while data := pair.server.recv(1 << 16):
             hold, pair.answer = pair.answer, None
             # A server that does not know the script yet has done nothing: it is asked again.
@@ -136,19 +143,20 @@ class Crossing:
                 return
             pair.client.sendall(data)
 
-    def _frames_up(self, pair: _Pair) -> None:
-        pair.server.sendall(_exactly(pair.client, _HEADER_BYTES))
+    def _frames_up(self, pair: Pair) -> None:
+        pair.server.sendall(exactly(pair.client, _HEADER_BYTES))
         while True:
-            head = _exactly(pair.client, _HEADER_BYTES - 1)
+            head = exactly(pair.client, _HEADER_BYTES - 1)
             kind, _, size = struct.unpack(">BHI", head)
-            payload = _exactly(pair.client, size + 1)
+            payload = exactly(pair.client, size + 1)
             hold = self._hold
             if hold is not None and kind == _BODY_FRAME and hold.fits(payload) and not hold.wait():
                 return
             pair.server.sendall(head + payload)
 
 
-def _exactly(end: socket.socket, count: int) -> bytes:
+def exactly(end: socket.socket, count: int) -> bytes:
+    """So many bytes. Raises OSError where the stream ends before."""
     data = b""
     while len(data) < count:
         more = end.recv(count - len(data))

@@ -755,3 +755,29 @@ def test_what_a_person_said_yes_to_begins_anew():
     talk.planner = lambda turn, body: Plan()
     table(talk, "table.note")
     assert talk.planned[-1].input.depth == 1
+
+
+def test_what_is_asked_about_while_its_subject_becomes_moot_is_superseded_whatever_the_planner_says():
+    talk = Talk(rules=rules(slow=True))
+    talk.event({}, CINEMA)
+    asked = talk.event({}, CINEMA, type="film.news", subject=FILM)
+    about = talk.requested()[-1]
+    talk.event({}, RESTAURANT, type="film.moot", subject=FILM)
+    talk.event({}, CINEMA, type="film.moot", subject=FILM)
+    talk.plan(Plan(relation="independent"), about)
+    assert (asked.number, "superseded") in talk.became()
+    assert asked.event not in [ref.event for ref in talk.state.queue]
+
+
+def test_what_was_unclear_and_became_moot_while_its_turn_was_paused_begins_no_turn():
+    talk = Talk(rules=rules(), relate=lambda *_: Plan(relation="unclear"))
+    talk.planner = one_plan(Plan(steps=(Step(tool="look", args={}),)))
+    talk.event({}, CINEMA)
+    unclear = talk.event({}, CINEMA, type="film.news", subject=FILM)
+    talk.finish()
+    assert talk.state.turn.status == "paused"
+    talk.event({}, CINEMA, type="film.moot", subject=FILM)
+    talk.now = talk.state.next_deadline
+    talk.give(DeadlineReached())
+    assert (unclear.number, "superseded") in talk.became()
+    assert unclear.event not in [ref.event for ref in talk.state.queue]

@@ -14,6 +14,7 @@ from libs.runtime.auth import Operators, UserTokens
 from services.session.domain.explain import NotAnEvent, explain
 from services.session.domain.plan import Plan
 from services.session.domain.rules import Rules
+from services.session.domain.state import TimerRef
 from services.session.edge import MOST_BODY, make_app
 from services.session.snapshot import Snapshot
 from tests.support.session import ANA, BOOK, MAIL, NOW, RESTAURANT, FakeClock, Talk, make_rules, one_plan
@@ -183,6 +184,88 @@ def test_a_cancel_that_cannot_be_read_is_refused(what):
         explain(Talk().state, what, make_rules(), NOW, owner="ana")
 
 
+def asking() -> Talk:
+    """A session that waits for the owner's answer to A1, which a webhook's turn asked."""
+    talk = Talk(one_plan(Plan(steps=(BOOK,))))
+    talk.event({"id": "r1"})
+    talk.asked()
+    assert talk.state.turn is None
+    return talk
+
+
+def decided(verdict: str = "accept", action: str = "A1", **more: Any) -> dict[str, Any]:
+    return {"decision": verdict, "action": action, **more}
+
+
+def test_an_acceptance_runs_the_stored_step_at_once_where_no_turn_runs_and_nothing_is_changed():
+    talk = asking()
+    before = talk.state
+    found = told(talk, decided())
+    assert found["action.accepted"] == "by ana"
+    assert found["sends"].split("; ")[0] == "tools.run_step.v1"
+    assert "limits" not in found
+    assert "planner" not in found
+    assert talk.state is before
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_an_acceptance_waits_for_the_turn_that_runs_or_is_paused_and_says_so(paused):
+    talk = asking()
+    talk.planner = one_plan(Plan(steps=(MAIL, BOOK)))
+    talk.relate = lambda turn, input: Plan(relation="unclear", reply="what?")
+    talk.say("mail")
+    if paused:
+        talk.say("hm")
+        talk.finish()
+    assert talk.state.turn.status == ("paused" if paused else "waiting")
+    found = told(talk, decided())
+    assert found["queue"] == f"its stored steps run after {talk.state.turn.id}, before all that is no decision"
+    assert "tools.run_step.v1" not in found.get("sends", "")
+
+
+@pytest.mark.parametrize(("verdict", "kind"), [("decline", "action.declined"), ("cancel", "action.cancelled")])
+def test_a_decision_that_runs_nothing_is_told(verdict, kind):
+    found = told(asking(), decided(verdict))
+    assert (found[kind], found["outcome"]) == ("by ana", "acted")
+    assert "tools.run_step.v1" not in found.get("sends", "")
+
+
+def test_a_decision_of_an_action_that_is_not_open_or_of_another_user_is_refused():
+    assert told(asking(), decided(action="A9"))["action.refused"] == "A9 is not open here"
+    stranger = told(asking(), decided(**{"as": "eve"}))
+    assert stranger["route"].startswith("refused with 403")
+    assert "action.accepted" not in stranger
+
+
+def timed() -> Talk:
+    """A session of which O1 set the timer tm1 about a reservation."""
+    talk = booked()
+    timer = TimerRef(operation=1, subject="reservation:r1")
+    talk.state = talk.state.model_copy(update={"timers": {"tm1": timer}})
+    return talk
+
+
+def test_a_timer_that_fires_begins_a_turn_of_its_own_origin():
+    talk = timed()
+    before = talk.state
+    found = told(talk, {"timer": "tm1", "data": {"why": "remind"}})
+    assert found["origin"] == "timer tm1 of timer, verified by door"
+    assert (found["timer"], found["subject"]) == ("set by O1", "reservation:r1")
+    assert found["planner"] == "is asked for T2"
+    assert "asks the owner first: book, mail" in found["tools"]
+    assert talk.state is before
+    assert told(talk, {"timer": "tm9"})["timer"] == "no operation that is known here set it: see turnkeeper timers"
+
+
+def test_a_timer_that_fires_while_a_turn_runs_is_queued():
+    talk = timed()
+    talk.planner = one_plan(Plan(steps=(MAIL,)))
+    talk.say("mail")
+    found = told(talk, {"timer": "tm1"})
+    assert found["in_flight"] == "T2 runs, of another origin: queued, whatever it is"
+    assert "planner" not in found
+
+
 def test_observe_mode_is_told():
     assert "does not, in observe mode: book, mail" in told(booked(observe=True), event())["tools"]
 
@@ -200,6 +283,12 @@ def test_a_limit_that_is_reached_is_told():
         {"source": "nobody"},
         {"source": ["restaurant"]},
         {"source": "app"},
+        {"decision": "yes", "action": "A1"},
+        {"decision": "accept"},
+        {"decision": "accept", "action": "A1", "as": 7},
+        {"decision": "accept", "action": "A1", "args": {}},
+        {"timer": 7},
+        {"timer": "tm1", "source": "restaurant"},
         {"text": 7},
         {"text": "x", "as": 7},
         {"text": "x", "as": "a b"},

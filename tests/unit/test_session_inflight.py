@@ -570,6 +570,16 @@ def test_what_is_gone_while_something_else_is_undone_is_not_undone():
     assert [kept.undone for kept in talk.state.turn.kept] == [False, True, False]
 
 
+def test_what_was_gone_before_its_result_came_is_not_undone():
+    talk = talking("revises")
+    saturday(talk)
+    talk.event({}, type="table.gone", subject="reservation:r1")
+    talk.finish(operation="O1", result={"id": "r1"})
+    assert "effect.gone" in talk.kinds()
+    assert "unbook" not in [tool for tool, _ in talk.runs()]
+    assert not talk.state.turn.kept[0].undone
+
+
 def test_a_revision_that_cannot_undo_is_told_and_books_nothing():
     talk = talking("revises")
     talk.finish(result={"id": "r1"})

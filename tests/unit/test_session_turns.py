@@ -9,6 +9,7 @@ from services.session.domain.inputs import MOST_QUEUED
 from services.session.domain.plan import Plan
 from services.session.domain.state import SessionState
 from tests.support.session import (
+    ANA,
     BOOK,
     CINEMA,
     LOOK,
@@ -292,6 +293,13 @@ def test_a_buried_input_is_passed_over_visibly():
     assert talk.state.applied == 1
     assert talk.kinds() == ["input.dead"]
     assert talk.became() == [(1, "failed")]
+
+
+def test_the_owner_of_a_buried_message_hears_that_it_was_not_taken():
+    talk = Talk()
+    talk.give(Buried(make_input(1, "message", ANA, {"text": "book"}), "attempts_spent"))
+    assert talk.replies() == ["Something went wrong with your message, and I could not take it. Please say it again."]
+    assert "attempts_spent" not in talk.replies()[0]
 
 
 def test_each_turn_tells_applications_of_its_end_once(talk):

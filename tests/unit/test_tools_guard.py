@@ -218,6 +218,13 @@ async def test_a_repeat_during_the_pause_waits_for_its_end() -> None:
     assert len(world.calls) == sent
 
 
+async def test_a_repeat_that_could_not_be_sent_is_unknown() -> None:
+    world = World()
+    world.answers = [NotSent("no route")]
+    found = await world.guard.run(replace(CALL, repeat=True))
+    assert found == Unknown("it may have been sent before, and could not be sent again: no route")
+
+
 def test_a_repeat_that_was_not_sent_does_not_prove_that_nothing_was() -> None:
     for outcome in (Failed("x"), NotSent("x")):
         assert of_repeat(outcome) == Unknown("it may have been sent before, and could not be sent again: x")

@@ -22,7 +22,8 @@ def explain(
         str,
         typer.Option(
             help="The event as JSON: source, type and data; or text and as, for what a user says; or cancel and as, for"
-            " a user's cancel. - reads stdin.",
+            " a user's cancel; or decision, action and as, for an approver's decision; or timer and data, for a timer"
+            " that fires. - reads stdin.",
             metavar="JSON",
         ),
     ],
@@ -31,8 +32,6 @@ def explain(
 ) -> None:
     """Say what would happen if an event came now, and by which rule of the application file. Changes nothing.
 
-    Not for decisions, which consent makes of an answer (turnkeeper actions), or timers (turnkeeper timers).
-
     **Examples**
 
       turnkeeper explain dinner --event '{"source": "restaurant", "type": "table.gone", "data": {"reservation": "R1"}}'
@@ -40,6 +39,10 @@ def explain(
       turnkeeper explain dinner --event '{"text": "also tell Sam", "as": "ana"}' --json | jq -r .says
 
       turnkeeper explain dinner --event '{"cancel": true, "as": "ana"}'
+
+      turnkeeper explain dinner --event '{"decision": "accept", "action": "A1", "as": "ana"}'
+
+      turnkeeper explain dinner --event '{"timer": "tm1", "data": {"why": "remind"}}'
     """
     with client(state) as asking:
         found = asking.explain(session, _event(event))

@@ -65,6 +65,9 @@ class DeadlineReached:
     """It is time to look at the session's deadlines."""
 
 
+NOT_HANDLED = "Something went wrong with your message, and I could not take it. Please say it again."
+"""What its owner is told of a message that was passed over: why is the operator's."""
+
 Told = ActionAsked | ActionNotAsked | ActionClosed | DecisionRefused
 News = StepFinished | LookedUp | TimerSkipped
 Stimulus = Arrived | Queued | Buried | Planned | Shown | Answered | DeadlineReached | News | Told
@@ -94,7 +97,7 @@ def decide(state: SessionState, stimulus: Stimulus, now: int, rules: Rules, caus
             _deadlines(draft, rules)
         case StepFinished():
             turns.on_result(draft, stimulus, rules)
-            subjects.on_result(draft, state, stimulus, rules)
+            subjects.on_result(draft, state, stimulus)
         case LookedUp():
             subjects.on_looked_up(draft, stimulus, rules)
         case TimerSkipped():
@@ -139,3 +142,5 @@ def _bury(draft: Draft, input: Input, reason: str) -> None:
     draft.line("input.dead", reason, turn="", event=input.event)
     draft.outcomes.append((InputRef.of(input), "failed"))
     draft.trimmed.append(input.number)
+    if input.kind == "message" and input.origin.kind == "user":
+        draft.say(NOT_HANDLED, turn="", event=input.event)

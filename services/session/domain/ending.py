@@ -4,6 +4,7 @@ from itertools import takewhile
 
 from libs.contracts.reasons import EventOutcome, TimelineKind, TurnOutcome
 from libs.contracts.session import Notice
+from services.session.domain import subjects
 from services.session.domain.draft import Draft, WantInput
 from services.session.domain.state import InputRef, Turn
 from services.session.domain.words import SAID
@@ -72,7 +73,10 @@ def _left_behind(turn: Turn, *, cancelled: bool) -> list[InputRef]:
 
 
 def enqueue(draft: Draft, ref: InputRef, why: str) -> None:
-    """Let an input wait for a turn of its own, in inbox order (G5) behind accepted actions."""
+    """Let an input wait for a turn of its own, in inbox order (G5) behind accepted actions; unless its subject became
+    moot meanwhile."""
+    if subjects.ends_as_moot(draft, ref):
+        return
     queue = draft.state.queue
     first = sum(1 for _ in takewhile(lambda queued: queued.kind == "decision", queue))
     first += sum(1 for _ in takewhile(lambda queued: queued.number < ref.number, queue[first:]))

@@ -34,13 +34,18 @@ class NotAnEvent(ValueError):
 def explain(
     state: SessionState, event: Mapping[str, JSON], rules: Rules, now: int, *, owner: str
 ) -> tuple[Finding, ...]:
-    """What would become of an event: `{"source", "type", "data", …}`, `{"text", "as"}` for a user's message, or
-    `{"cancel": true, "as"}` for a user's cancel. Decisions come from consent, timers from ingress: not asked here.
+    """What would become of an event: `{"source", "type", "data", …}`, `{"text", "as"}` for a user's message,
+    `{"cancel": true, "as"}` for a user's cancel, `{"decision", "action", "as"}` for an approver's decision that consent
+    took, or `{"timer", "data"}` for a timer that fires.
 
     `owner` is the session's, `now` in milliseconds (Unix). Raises NotAnEvent.
     """
     if "cancel" in event:
         return _cancel(state, event, rules, now, owner)
+    if "decision" in event:
+        return _decision(state, event, rules, now, owner)
+    if "timer" in event:
+        return _timer(state, event, rules, now)
     if "text" in event:
         return _message(state, event, rules, now, owner)
     name = event.get("source")
@@ -67,6 +72,40 @@ def _cancel(state: SessionState, event: Mapping[str, JSON], rules: Rules, now: i
     if not isinstance(user, str) or not is_slug(user):
         raise NotAnEvent("as is a text: the user who cancels")
     return _by_user(state, "cancel", {}, user, rules, now, owner)
+
+
+def _decision(
+    state: SessionState, event: Mapping[str, JSON], rules: Rules, now: int, owner: str
+) -> tuple[Finding, ...]:
+    verdict, action, user = event["decision"], event.get("action"), event.get("as", owner)
+    if verdict not in ("accept", "decline", "cancel") or not isinstance(action, str) or not is_slug(action):
+        raise NotAnEvent("decision is accept, decline or cancel, and action names a question, as A1")
+    if not isinstance(user, str) or not is_slug(user) or not event.keys() <= {"decision", "action", "as"}:
+        raise NotAnEvent("beside decision and action there is only as, the user who decides")
+    origin = Origin(kind="user", source=rules.application.user_source, principal=user, verified="user-token")
+    found = [_of_origin(origin)]
+    if user != owner:
+        return (*found, Finding("route", f"refused with 403: questions here are {owner}'s to answer"))
+    made = _input(state, "decision", origin, f"{action}:{verdict}", {"action": action, "decision": verdict}, now)
+    return (*found, *_happens(state, made, rules, now))
+
+
+def _timer(state: SessionState, event: Mapping[str, JSON], rules: Rules, now: int) -> tuple[Finding, ...]:
+    """An instant of a timer, as ingress would append it: each timer is an origin of its own."""
+    name = event["timer"]
+    if not isinstance(name, str) or not is_slug(name) or not event.keys() <= {"timer", "data"}:
+        raise NotAnEvent("timer is a timer's id, and beside it there is only data")
+    origin = Origin(kind="timer", source="timer", principal=name, verified="door")
+    known = state.timers.get(name)
+    says = f"set by O{known.operation}" if known else "no operation that is known here set it: see turnkeeper timers"
+    found = [_of_origin(origin, rule=""), Finding("timer", says)]
+    subject = known.subject if known else ""
+    if subject:
+        found.append(Finding("subject", subject))
+    made = _input(
+        state, "timer", origin, f"{name}@explained", event.get("data"), now, type="timer.fired", subject=subject
+    )
+    return (*found, *_happens(state, made, rules, now))
 
 
 def _by_user(
@@ -122,10 +161,10 @@ def _event(
     return (*found, *_happens(state, made, rules, now))
 
 
-def _of_origin(origin: Origin) -> Finding:
+def _of_origin(origin: Origin, rule: str | None = None) -> Finding:
     says = f"{origin.kind} {origin.principal} of {origin.source}, verified by {origin.verified}"
     says += f"; written by {origin.written_by}, which gives no authority" if origin.written_by else ""
-    return Finding("origin", says, f"sources.{origin.source}")
+    return Finding("origin", says, f"sources.{origin.source}" if rule is None else rule)
 
 
 def _route(state: SessionState, source: Source, name: str, names: Mapping[str, Any]) -> tuple[str, Finding, bool]:
@@ -181,12 +220,22 @@ def _happens(state: SessionState, input: Input, rules: Rules, now: int) -> list[
     found += _ends(decision, input)
     if any(ref.id == input.id for ref, _ in decision.outcomes):
         return found
+    if input.kind == "decision":  # it adds no authority and passes the caps; only its stored steps run
+        return [*found, *_granted(decision, input)]
     return [
         *found,
         _in_flight(state, input, rules),
         *_tools(state, input.origin, rules),
         _limits(state, input, rules, now),
     ]
+
+
+def _granted(decision: Decision, input: Input) -> list[Finding]:
+    """When the stored steps of an accepted action run."""
+    waits = any(ref.id == input.id for ref in decision.state.queue)
+    if not waits or decision.state.turn is None:
+        return []
+    return [Finding("queue", f"its stored steps run after {decision.state.turn.id}, before all that is no decision")]
 
 
 def _ends(decision: Decision, input: Input) -> list[Finding]:

@@ -76,10 +76,11 @@ def related(draft: Draft, plan: Plan, input: Input | None, rules: Rules) -> None
     ref, resuming = _in_question(turn), turn.status == "resuming"
     way, why = _way(turn, ref, plan, rules)
     draft.set_turn(pausing=None) if resuming else draft.set_turn(arrivals=turn.arrivals[1:])
-    entry = entry_of(input) if input is not None else {}
-    if way in ("restart", "revise"):
-        draft.remember(**entry)
-    _take(draft, Joining(input=ref, steps=plan.steps, reply=plan.reply, why=why, entry=entry), way, rules)
+    if not subjects.ends_as_moot(draft, ref):
+        entry = entry_of(input) if input is not None else {}
+        if way in ("restart", "revise"):
+            draft.remember(**entry)
+        _take(draft, Joining(input=ref, steps=plan.steps, reply=plan.reply, why=why, entry=entry), way, rules)
     now = draft.state.turn
     if resuming and now is not None and now.status == "resuming":
         draft.set_turn(status="planning")

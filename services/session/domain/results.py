@@ -1,7 +1,7 @@
 """What the ledger says of an operation, and what it means to the turn that waits for it."""
 
 from libs.contracts.tools import StepFinished
-from services.session.domain import operations
+from services.session.domain import operations, subjects
 from services.session.domain.draft import Draft
 from services.session.domain.revision import settled
 from services.session.domain.rules import Rules
@@ -21,6 +21,7 @@ def on_result(draft: Draft, finished: StepFinished, rules: Rules, *, last_word: 
     if known is None or known.key != finished.key or not operations.advances(known.state, finished.state):
         return
     operations.store_result(draft, known, finished, rules)
+    subjects.on_known(draft, known.id, rules)
     turn = draft.state.turn
     if turn is None or (turn.operation != known.id and known.id not in turn.settling):
         _tell_at_last(draft, known, finished)

@@ -269,6 +269,8 @@ class SessionState(Part):
     """Of a source's stream about a subject: the newest sequence that was applied, and when it was accepted (ms)."""
     moot: dict[str, int] = {}
     """Subjects that are moot, with the number of the newest operation then."""
+    mooted: dict[str, int] = {}
+    """The same subjects, with the number of the input that said so: what came before it has lost its object."""
     timers: dict[str, TimerRef] = {}
     looking: dict[str, int] = {}
     """Operations whose destination is asked for their state, with the time until which their inputs wait for it (ms);

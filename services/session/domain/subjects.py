@@ -216,6 +216,7 @@ def next_may_begin(draft: Draft) -> None:
 def _moot(draft: Draft, ref: InputRef) -> None:
     """Pending timers and queued input about the subject have lost their object."""
     draft.set(moot=_newest(draft.state.moot, ref.subject, draft.state.ops, KEPT_SUBJECTS))
+    draft.set(mooted=_newest(draft.state.mooted, ref.subject, ref.number, KEPT_SUBJECTS))
     why = f"{ref.subject} is moot, says {ref.source}"
     for timer, known in draft.state.timers.items():
         if known.subject == ref.subject:
@@ -240,6 +241,15 @@ def _moot_arrivals(draft: Draft, subject: str, why: str) -> None:
         _end(draft, ref, "input.superseded", "superseded", why)
     if lost:
         draft.set_turn(arrivals=tuple(ref for ref in turn.arrivals if ref not in lost))
+
+
+def ends_as_moot(draft: Draft, ref: InputRef) -> bool:
+    """End an input that waited elsewhere than in the queue (for the planner's or its owner's word on it, or to join a
+    turn that failed) while its subject became moot. False where it has not lost its object."""
+    if ref.kind not in ("event", "timer") or ref.number >= draft.state.mooted.get(ref.subject, 0):
+        return False
+    _end(draft, ref, "input.superseded", "superseded", f"{ref.subject} is moot")
+    return True
 
 
 def _loses(queued: InputRef, subject: str) -> bool:
@@ -283,16 +293,24 @@ def _forget(draft: Draft, timer: str) -> None:
     draft.set(timers={name: kept for name, kept in draft.state.timers.items() if name != timer})
 
 
-def on_result(draft: Draft, before: SessionState, finished: StepFinished, rules: Rules) -> None:
-    """What follows from a result that was news: a subject that is known to be gone, a timer set or cancelled."""
+def on_known(draft: Draft, operation: str, rules: Rules) -> None:
+    """The result of an operation is known. Where its subject was reported as gone before, it is marked so at once:
+    before the turn that waits for the result uses it again or undoes it."""
+    known = draft.state.operations[operation]
+    source = draft.state.gone_early.get(known.subject)
+    if not source:
+        return
+    draft.set(gone_early={name: by for name, by in draft.state.gone_early.items() if name != known.subject})
+    _reported(draft, known, source)
+    _look(draft, None, draft.state.operations[operation], rules)
+
+
+def on_result(draft: Draft, before: SessionState, finished: StepFinished) -> None:
+    """What follows from a result that was news: a timer set or cancelled."""
     known = draft.state.operations.get(finished.operation)
     was = before.operations.get(finished.operation)
     if known is None or known.state != "committed" or was is None or was.state == "committed":
         return
-    if source := draft.state.gone_early.get(known.subject):
-        draft.set(gone_early={name: by for name, by in draft.state.gone_early.items() if name != known.subject})
-        _reported(draft, known, source)
-        _look(draft, None, draft.state.operations[known.id], rules)
     named = finished.result.get("timer") if isinstance(finished.result, dict) else None
     if not isinstance(named, str) or not named:
         return
