@@ -47,7 +47,7 @@ def _schemas() -> dict[str, Any]:
         **{f"ce-{name}": text for name in (*REQUIRED, "subject", "time")},
         "ce-specversion": {"const": "1.0"},
         "ce-type": {"enum": [f"{NOTICE_TYPE}.{topic}.v1" for topic in _TOPICS]},
-        **{f"ce-{name}": {"type": "string"} for name in ("correlationid", "causationid", "traceparent")},
+        "ce-traceparent": {"type": "string"},
     }
     own = {
         "EventHeaders": {

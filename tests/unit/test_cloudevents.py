@@ -276,7 +276,7 @@ def test_what_the_official_sdk_writes_is_read_in_each_mode_as_one_event(event: S
 
 
 def test_the_official_sdk_reads_a_notice() -> None:
-    envelope = {"id": "a" * 32, "session": "dinner", "at": NOW, "correlation": "c1", "cause": "", "trace": "00-1-2-01"}
+    envelope = {"id": "a" * 32, "session": "dinner", "at": NOW, "trace": "00-1-2-01"}
     attributes = notice_attributes(envelope, "question", "tests")
     message = sdk_rabbitmq.RabbitMQMessage(
         {f"ce-{name}": value for name, value in attributes.items()}, "application/json", json.dumps(envelope).encode()
