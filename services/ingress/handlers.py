@@ -137,6 +137,8 @@ class EventsIn:
         if len(delivery.body) > self._max_body:
             raise Unreadable("too_large", f"{len(delivery.body)} bytes, more than {self._max_body}", verified=False)
         headers = header_pairs(delivery.headers)
+        if delivery.content_type and not any(name == b"content-type" for name, _ in headers):
+            headers.append((b"content-type", delivery.content_type.encode()))  # as HTTP has it, where it may be signed
         assert configured.verifier is not None  # noqa: S101 - on_delivery looked
         verdict = check(
             configured.verifier,

@@ -437,6 +437,10 @@ async def test_a_binary_event_over_http_is_believed_where_its_attributes_are_sig
     assert (answer.status_code, answer.json()["status"]) == (202, "accepted")
     (stored,) = await deployment.has(session, 1)
     assert (stored["event"], stored["type"], stored["subject"]) == (id, "gone", "none")
+    before = await deployment.count("attributes", "duplicate")
+    headers = {name: value for name, value in sent.headers.items() if name != "content-type"}
+    await deployment.publish("attributes", sent.body, headers, content_type="application/json")
+    await deployment.counted("attributes", "duplicate", before + 1)
 
 
 async def test_a_refused_one_says_what_is_wrong_and_writes_nothing(deployment: Deployment) -> None:
