@@ -128,7 +128,7 @@ def test_no_request_is_answered_with_a_500_or_otherwise_than_the_document_says(
     seed = int(os.environ.get("SEED") or secrets.randbelow(2**31))
     found = fuzz(
         stack.url(service),
-        cases=int(os.environ.get("FUZZ_HTTP_CASES", "60")),
+        cases=int(os.environ.get("FUZZ_HTTP_CASES", "100")),
         seed=seed,
         subjects={name.removesuffix(":path"): value for name, value in subjects.items()},
         credentials={who: _header(stack, who) for who in ("none", "garbage", "other user", "operator", "owner")},

@@ -29,6 +29,7 @@ UNAVAILABLE = 503
 CHECKS = (status_code_conformance, content_type_conformance, response_schema_conformance)
 UNDOCUMENTED = (400, 404, 405, 413, 431)
 """What any HTTP server may answer before a call is known at all."""
+MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 LET_IN = ("operator", "owner")
 """Who gets further than the first look, so they come oftener."""
 LONGEST_WAIT = 0.1
@@ -63,17 +64,23 @@ def fuzz(
     tally = Tally()
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     operations = [found.ok() for found in schema.get_all_operations()]
-    for number in itertools.count():
+    examples = max(1, min(AT_ONCE, cases // (len(operations) * len(LET_IN) * len(MODES))))
+    for number, (who, mode) in enumerate(itertools.cycle(_rounds(sorted(credentials)))):
         for operation in operations:
             alone = operation.path in ("/livez", "/readyz", "/metrics")
             if number and alone:
                 continue  # one request is all that there is
-            mode = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)[number % 2]
-            examples = 1 if alone else max(1, min(AT_ONCE, cases // len(operations)))
-            _run(operation, url, mode, examples, seed + number, subjects, credentials, sign, tally)
-            if tally.cases >= cases:
+            _run(operation, url, mode, 1 if alone else examples, seed + number, subjects, who, credentials[who], sign,
+                 tally)  # fmt: skip
+            if tally.cases >= cases and number >= len(LET_IN) * len(MODES) - 1:
                 return tally
     raise AssertionError("unreachable")
+
+
+def _rounds(everybody: list[str]) -> list[tuple[str, GenerationMode]]:
+    """Who calls, and how: those who get further first and oftener."""
+    others = [who for who in everybody if who not in LET_IN]
+    return [(who, mode) for other in others for who in (*LET_IN, other) for mode in MODES]
 
 
 def _run(
@@ -83,7 +90,8 @@ def _run(
     examples: int,
     seed: int,
     subjects: Mapping[str, str],
-    credentials: Mapping[str, Mapping[str, str]],
+    who: str,
+    headers: Mapping[str, str],
     sign: Signer,
     tally: Tally,
 ) -> None:
@@ -94,16 +102,15 @@ def _run(
     @quiet
     @hypothesis.given(
         case=operation.as_strategy(generation_mode=mode),
-        who=st.sampled_from([*sorted(credentials), *LET_IN, *LET_IN]),
-        known=st.booleans(),
+        unknown=st.booleans(),
         raw=st.one_of(st.none(), st.none(), st.none(), st.binary(max_size=64)),
     )
-    def one(case: Any, who: str, known: bool, raw: bytes | None) -> None:
-        if known:
+    def one(case: Any, unknown: bool, raw: bytes | None) -> None:
+        if not unknown:
             case.path_parameters = {**(case.path_parameters or {})} | {
                 name: subjects[name] for name in case.path_parameters or {} if name in subjects
             }
-        _send(case, url, who, credentials[who], raw, sign, tally)
+        _send(case, url, who, headers, raw, sign, tally)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
