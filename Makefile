@@ -1,5 +1,5 @@
 # Each target is one line that a person could type; its last line of output says what came out.
-# Variables: PYTHON= NAME= ARGS= SEED= FILE= JOBS=
+# Variables: PYTHON= NAME= ARGS= SEED= FILE= JOBS= N=
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -51,6 +51,16 @@ chaos: install servers ## load while processes and servers are killed (SEED=)
 mutants: install servers ## break each rule on purpose and see its test go red (FILE= for one)
 	$(BIN)/python -m tests.mutants.run $(FILE) $(ARGS)
 
+asyncapi: tests/asyncapi/node_modules/.package-lock.json ## docs/api/asyncapi.json, read by the official parser (needs npm)
+	@node tests/asyncapi/check.mjs docs/api/asyncapi.json
+
+tests/asyncapi/node_modules/.package-lock.json: tests/asyncapi/package-lock.json
+	@npm --version >/dev/null 2>&1 || { echo "asyncapi: install Node's npm first: apt-get install -y npm"; exit 1; }
+	cd tests/asyncapi && npm ci --ignore-scripts --no-audit --no-fund --silent
+
+fuzz-http: install servers ## generated requests to each of the four services (N= cases each, SEED= again)
+	FUZZ_HTTP_CASES=$(or $(N),2000) $(if $(SEED),SEED=$(SEED)) $(BIN)/pytest -n0 -s -q --timeout 3600 tests/e2e/test_http_rights.py -k no_request $(ARGS)
+
 compose-test: install ## start the compose deployment for real and use it from the host
 	$(BIN)/pytest tests/compose $(ARGS)
 
@@ -65,4 +75,4 @@ constraints: install ## export the exact versions of this environment
 clean: ## remove the environment and what tools left here
 	rm -rf .venv .turnkeeper .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
-.PHONY: help install servers demo test check up down bench bench-planner chaos mutants compose-test docs constraints clean
+.PHONY: help install servers demo test check up down bench bench-planner chaos mutants asyncapi fuzz-http compose-test docs constraints clean

@@ -10,6 +10,7 @@ import hmac
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
+from urllib.parse import quote
 
 import jwt
 import orjson
@@ -66,6 +67,8 @@ def sign_event(
         case StandardWebhooks() as scheme:
             body = _body(type, data)
             headers = _standard(_secret(name, scheme.secrets, environment), event, seconds, body)
+        case Hmac(covers=(_, *_)) as scheme:
+            return _attributes_signed(name, scheme, environment, event=event, type=type, data=data, seconds=seconds)
         case Hmac() as scheme:
             body = _body(type, data, id=event if scheme.id is not None else None)
             _check_id(name, scheme, body, event)
@@ -80,13 +83,30 @@ def sign_event(
     return Outward(name, event, type, {"content-type": "application/json", **headers}, body)
 
 
+def _attributes_signed(
+    name: str, scheme: Hmac, environment: Mapping[str, str], *, event: str, type: str, data: JSON, seconds: int
+) -> Outward:
+    """A CloudEvent in binary mode, whose attributes are signed with its body. Raises SigningError."""
+    if not type:
+        raise SigningError(f"{name} takes CloudEvents, which have a type: give --type")
+    values = {"specversion": "1.0", "id": event, "source": f"/{name}", "type": type}
+    headers = {"content-type": "application/json"}
+    # HTTP binding, section 3.1.3.2: printable ASCII stays, but for quotes and percent signs
+    headers |= {f"ce-{key}": quote(value, safe="!#$&'()*+,/:;<=>?@[\\]^`{|}~") for key, value in values.items()}
+    lines = [f"{key}:{headers.get(key, '')}\n" for key in ("content-type", *(f"ce-{at}" for at in scheme.covers))]
+    body = orjson.dumps(data)
+    signed = "".join(lines).encode() + body
+    keyed = _keyed(_secret(name, scheme.secrets, environment), scheme, event, seconds, signed)
+    return Outward(name, event, type, {**headers, **keyed}, body)
+
+
 def id_header(source: Source) -> str | None:
     """The header that carries an event's id, or None where the id is inside the body."""
     match source.verify:
         case StandardWebhooks():
             return "webhook-id"
         case Hmac() as scheme:
-            return scheme.id_header.lower() if scheme.id_header else None
+            return "ce-id" if scheme.covers else scheme.id_header.lower() if scheme.id_header else None
         case BrokerUser():
             return "ce-id"
         case UserToken():

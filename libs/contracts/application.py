@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from libs.contracts.cloudevents import REQUIRED
 from libs.contracts.faults import Fault
 from libs.contracts.http_call import (
     BODILESS,
@@ -116,6 +117,10 @@ class Hmac(Part):
     id_header: str | None = None
     id: Template | None = None
     """Template over `data` for an id inside the body."""
+    covers: tuple[str, ...] = ()
+    """Attributes of a CloudEvent in binary mode that are signed: `{body}` then stands for a line `name:value` for the
+    header content-type and each of these headers (`ce-id`, …), in this order, and the body. The event's id and type are
+    the attributes."""
     tolerance: Duration = 300.0
 
     @model_validator(mode="after")
@@ -128,9 +133,19 @@ class Hmac(Part):
             raise ValueError("signed: a time outside the signature can be forged; put {timestamp} into it")
         if "{id}" in self.signed and self.id_header is None:
             raise ValueError("id_header: signed names {id}, so say which header carries it")
-        if self.id is None and self.id_header is None:
+        if self.covers and (fault := _covers_fault(self.covers, self.id or self.id_header)):
+            raise ValueError(f"covers: {fault}")
+        if self.id is None and self.id_header is None and not self.covers:
             raise ValueError("id: say where the event's id is: id (a template over data) or id_header")
         return self
+
+
+def _covers_fault(covers: tuple[str, ...], other_id: str | None) -> str:
+    if missing := [name for name in REQUIRED if name not in covers]:
+        return f"a CloudEvent needs {', '.join(missing)} too; sign them"
+    if not all(re.fullmatch(r"[a-z0-9]{1,64}", name) for name in covers) or len(set(covers)) < len(covers):
+        return "names of attributes in lower case, each once"
+    return "leave id and id_header out: the CloudEvent's source and id are its identity" if other_id else ""
 
 
 class UserToken(Part):

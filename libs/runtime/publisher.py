@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import aiormq
+import orjson
 import structlog
 from aio_pika.exceptions import DeliveryError
 from aiormq.exceptions import ChannelClosed
 from pamqp.commands import Basic
 
+from libs.contracts.cloudevents import notice_attributes
 from libs.contracts.codec import BUNDLE_TYPE, MAX_BUNDLE_BYTES, MAX_BUNDLE_MEMBERS, MESSAGE_TYPE, join
 from libs.contracts.errors import BrokerAway
 from libs.contracts.topology import Topology
@@ -173,11 +175,20 @@ class Publisher:
                 content_type=(
                     BUNDLE_TYPE if self._topology.bundled(first.exchange, first.routing_key) else MESSAGE_TYPE
                 ),
+                headers=self._headers(first),
                 delivery_mode=2,
                 priority=0,
                 message_id=str(next(self._attempts)),
             ),
         )
+
+    def _headers(self, message: Outgoing) -> dict[str, Any] | None:
+        """A notice leaves as a CloudEvent in binary mode: subscribers elsewhere know it, and drop copies, by that."""
+        if message.exchange != self._topology.notices:
+            return None
+        topic = message.routing_key.rpartition(".")[2]
+        attributes = notice_attributes(orjson.loads(message.body), topic, self._topology.namespace)
+        return {f"ce-{name}": value for name, value in attributes.items()}
 
 
 def _settle(bundle: list[_Waiting], confirmed: "asyncio.Future[Any]") -> None:

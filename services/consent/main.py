@@ -8,6 +8,7 @@ from libs.contracts.envelope import Message
 from libs.runtime.auth import Operators, UserTokens
 from libs.runtime.composer import Composer
 from libs.runtime.lifecycle import Runtime, run
+from libs.runtime.openapi import publish
 from libs.runtime.publisher import Outgoing
 from libs.runtime.trials import read_application
 from services.consent.decisions import Decisions
@@ -15,6 +16,7 @@ from services.consent.domain import Record, Rules
 from services.consent.edge import Edge
 from services.consent.handlers import ConsentHandlers
 from services.consent.metrics import ConsentMetrics
+from services.consent.openapi import DOCUMENT
 from services.consent.ports import Emit
 from services.consent.settings import ConsentSettings
 from services.consent.standing import RedisStanding, StandingEdge
@@ -75,6 +77,7 @@ async def build(rt: Runtime[ConsentSettings]) -> None:
     operators = Operators.parse(settings.operator_tokens.get_secret_value())
     app = Edge(actions, decisions, rules, users, operators, emit, nonce).app()
     StandingEdge(RedisStanding(rt.store, rt.keys, rt.clock), application, users).add_to(app)
+    publish(app, DOCUMENT)
     rt.serve(app)
 
 

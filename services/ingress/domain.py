@@ -8,6 +8,7 @@ import orjson
 
 from libs.contracts.application import Hmac, Source
 from libs.contracts.canonical import JSON, digest
+from libs.contracts.cloudevents import CloudEvent, identity, identity_of
 from libs.contracts.consent import DECISION_TEXT
 from libs.contracts.ids import derive_id, is_slug, is_text_id
 from libs.contracts.ingress import InputKind
@@ -98,6 +99,7 @@ class Claims:
     id: tuple[str, ...] = ()
     type: tuple[str, ...] = ()
     subject: tuple[str, ...] = ()
+    source: tuple[str, ...] = ()
 
 
 NO_CLAIMS = Claims()
@@ -105,7 +107,8 @@ NO_CLAIMS = Claims()
 
 def claims_of(headers: Sequence[tuple[bytes, bytes]], routed_type: str = "") -> Claims:
     """Read the claims. `routed_type` is what follows the source in a routing key. Other attributes are dropped."""
-    found: dict[str, list[str]] = {"id": [], "type": [routed_type] if routed_type else [], "subject": []}
+    found: dict[str, list[str]] = {"id": [], "type": [routed_type] if routed_type else []}
+    found |= {"subject": [], "source": []}
     for name, value in headers:
         if not name.startswith(_CE_PREFIXES):
             continue
@@ -115,28 +118,39 @@ def claims_of(headers: Sequence[tuple[bytes, bytes]], routed_type: str = "") -> 
                 found[attribute].append(value.decode("utf-8", "replace"))
     if not any(found.values()):
         return NO_CLAIMS
-    return Claims(*(tuple(found[attribute]) for attribute in ("id", "type", "subject")))
+    return Claims(*(tuple(found[attribute]) for attribute in ("id", "type", "subject", "source")))
 
 
 def interpret(
-    name: str, source: Source, verified: Verified, body: JSON, claims: Claims = NO_CLAIMS, *, now: int
+    name: str,
+    source: Source,
+    verified: Verified,
+    body: JSON,
+    claims: Claims = NO_CLAIMS,
+    *,
+    now: int,
+    cloud: CloudEvent | None = None,
 ) -> Event | Misfit:
-    """The event that a verified body is. `now` in milliseconds (Unix).
+    """The event that a verified body is. `now` in milliseconds (Unix); `cloud` is the CloudEvent that it is, if any.
 
     Everything used comes from what the signature covers; where the envelope says otherwise the event is a Misfit
     (design §3.1). Raises Malformed for an event without a usable id.
     """
-    data = body_data(body)
-    whole = names_in(body, data, name)
-    trusted = verified.principal is not None
-    event_id = _event_id(source, verified, body, whole, claims if trusted else NO_CLAIMS)
+    data = body_data(body) if cloud is None else cloud.data
+    whole = names_in(body, data, name) if cloud is None else cloud.names() | {"source": name}
+    trusted = verified.principal is not None and cloud is None
+    event_id = cloud.id if cloud else _event_id(source, verified, body, whole, claims if trusted else NO_CLAIMS)
     type_ = _type(source, whole, claims if trusted else NO_CLAIMS)
-    context = names_of(data, type_, event_id, name)
-    by_body = not verified.id_is_signed
+    context = names_of(data, type_, event_id, name) | ({"ce": dict(cloud.attributes)} if cloud else {})
+    by_body = not verified.id_is_signed and cloud is None
     way = _way(source, type_, context)
     author = written_by(source, context)
     event = Event(
-        id=derive_id("body", name, verified.digest) if by_body else derive_id("event", name, event_id),
+        id=identity(name, cloud)
+        if cloud
+        else derive_id("body", name, verified.digest)
+        if by_body
+        else derive_id("event", name, event_id),
         kind="event",
         source=name,
         event=event_id,
@@ -147,7 +161,7 @@ def interpret(
         principal=verified.principal or name,
         verified=source.verify.scheme,
         digest=verified.digest,
-        mark=(digest(event_id) if by_body else verified.digest)[:MARK_LENGTH],
+        mark=_mark(verified, event_id if by_body else "", cloud)[:MARK_LENGTH],
         session=way.session,
         route_subject=way.route_subject,
         hold_ms=0 if source.unrouted.reject else int((source.unrouted.hold or 0) * 1000),
@@ -158,8 +172,15 @@ def interpret(
         stream=way.about.stream,
         written_by=author or "",
     )
-    fault = way.fault or ("no_author" if author is None else "") or _contradiction(event, body, claims)
+    fault = way.fault or ("no_author" if author is None else "") or _contradiction(event, body, claims, cloud)
     return Misfit(fault, event) if fault else event
+
+
+def _mark(verified: Verified, unsigned_id: str, cloud: CloudEvent | None) -> str:
+    """What copies have in common. A CloudEvent's may come in another mode or order of keys, and are copies still."""
+    if cloud is not None:
+        return cloud.content_digest
+    return digest(unsigned_id) if unsigned_id else verified.digest
 
 
 def _event_id(source: Source, verified: Verified, body: JSON, whole: Mapping[str, Any], claims: Claims) -> str:
@@ -211,12 +232,14 @@ def _way(source: Source, type_: str, context: Mapping[str, Any]) -> _Way:
     return _Way(session, routed, found, found.fault)
 
 
-def _contradiction(event: Event, body: JSON, claims: Claims) -> str:
+def _contradiction(event: Event, body: JSON, claims: Claims, cloud: CloudEvent | None) -> str:
     """The first attribute in which the envelope disagrees with what was signed, or ""."""
     if claims is NO_CLAIMS:
         return ""
     own = body.get("subject") if isinstance(body, dict) else None
     signed = {"id": event.event, "type": event.type, "subject": own if isinstance(own, str) else ""}
+    if cloud is not None:
+        signed |= {"type": cloud.type, "source": cloud.source}
     for attribute, value in signed.items():
         # What the signed content leaves open is not believed from outside, but it is no contradiction either.
         if value and any(claim != value for claim in getattr(claims, attribute)):
@@ -259,9 +282,9 @@ def sealed_kind(event: Event) -> str:
     return event.kind
 
 
-def event_identity(source: str, event_id: str) -> str:
-    """The identity that a signed event id gives."""
-    return derive_id("event", source, event_id)
+def event_identity(source: str, event_id: str, cloud_source: str = "") -> str:
+    """The identity that a signed event id gives; with `cloud_source`, a CloudEvent's `source`, that of the two."""
+    return identity_of(source, cloud_source, event_id) if cloud_source else derive_id("event", source, event_id)
 
 
 def out_of_time(verified: Verified, *, now: int, past_seconds: float, future_seconds: float) -> str:

@@ -24,11 +24,13 @@ from libs.contracts.reasons import IngressOutcome
 from libs.runtime.auth import UserTokens
 from libs.runtime.problems import Problem
 from services.ingress.admission import Admissions, Answer
+from services.ingress.cloudevents import read_content
 from services.ingress.deliveries import Configured, Deliveries, Sources
 from services.ingress.domain import Event, Misfit, claims_of, interpret, user_input
 from services.ingress.ports import Clock, HeldFull
 from services.ingress.rates import Rates
 from services.ingress.schemes import Headers, Refusal, Verified, check, header_pairs
+from services.ingress.schemes.base import single
 from services.ingress.strict_json import Malformed, parse
 
 RETRY_WITHIN_SECONDS = 0.5
@@ -220,7 +222,12 @@ def _interpreted(
     configured: Configured, verified: Verified, headers: Headers, body: bytes, now: int
 ) -> tuple[Event, Misfit | None]:
     try:
-        found = interpret(configured.name, configured.source, verified, parse(body), claims_of(headers), now=now)
+        media = (single(headers, b"content-type") or b"").decode("latin-1")
+        content = read_content(configured.source.verify, headers, body, media, percent=True)
+        claims = claims_of(content.headers)
+        found = interpret(
+            configured.name, configured.source, verified, content.body, claims, now=now, cloud=content.event
+        )
     except Malformed as malformed:
         problem = Problem(400, "malformed", "The body cannot be read", str(malformed))
         raise _Refused("rejected_malformed", problem, str(malformed)) from None

@@ -22,13 +22,14 @@ from libs.runtime.intake import Delivery
 from libs.runtime.publisher import Outgoing
 from libs.runtime.settle import Outcome
 from services.ingress.admission import Admissions
+from services.ingress.cloudevents import read_content
 from services.ingress.deliveries import Configured, Deliveries, Sources
 from services.ingress.domain import Event, Misfit, claims_of, interpret, out_of_time
 from services.ingress.metrics import IngressMetrics
 from services.ingress.ports import Clock, HeldFull, Subjects, Taken, Teller
 from services.ingress.rates import Rates
 from services.ingress.schemes import Refusal, Verified, check, header_pairs
-from services.ingress.strict_json import Malformed, parse
+from services.ingress.strict_json import Malformed
 from services.ingress.sweepers import Releases
 
 log = structlog.get_logger(__name__)
@@ -136,6 +137,8 @@ class EventsIn:
         if len(delivery.body) > self._max_body:
             raise Unreadable("too_large", f"{len(delivery.body)} bytes, more than {self._max_body}", verified=False)
         headers = header_pairs(delivery.headers)
+        if delivery.content_type and not any(name == b"content-type" for name, _ in headers):
+            headers.append((b"content-type", delivery.content_type.encode()))  # as HTTP has it, where it may be signed
         assert configured.verifier is not None  # noqa: S101 - on_delivery looked
         verdict = check(
             configured.verifier,
@@ -176,13 +179,14 @@ class EventsIn:
         now: int,
     ) -> Event | Misfit:
         source = configured.source
-        if verified.principal is not None and delivery.message_id:
-            # The broker vouches for the publisher, so the message's own id is as good as a CloudEvents id.
-            headers = [*headers, (b"ce-id", delivery.message_id.encode())]
         try:
-            event = interpret(
-                configured.name, source, verified, parse(delivery.body), claims_of(headers, routed_type), now=now
-            )
+            content = read_content(source.verify, headers, delivery.body, delivery.content_type or "", percent=False)
+            told = content.headers
+            if verified.principal is not None and delivery.message_id and content.event is None:
+                # The broker vouches for the publisher, so the message's own id is as good as a CloudEvents id.
+                told = [*told, (b"ce-id", delivery.message_id.encode())]
+            claims = claims_of(told, routed_type)
+            event = interpret(configured.name, source, verified, content.body, claims, now=now, cloud=content.event)
         except Malformed as malformed:
             raise Unreadable("malformed", str(malformed)) from None
         late = out_of_time(

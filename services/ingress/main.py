@@ -4,13 +4,11 @@ import os
 from collections.abc import Mapping
 
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Route
 
 from libs.contracts.application import Application, resolve_secret
 from libs.contracts.ingress import RegisterSubject, SetTimer, StopTimer
 from libs.contracts.keys import SESSION_TTL_MS
+from libs.runtime.apidocs import docs_routes
 from libs.runtime.auth import Operators, UserTokens
 from libs.runtime.lifecycle import Runtime, incarnation, run
 from libs.runtime.problems import problem_handlers
@@ -23,7 +21,7 @@ from services.ingress.handlers import EventsIn, RegisterHandler
 from services.ingress.inbox import Inbox
 from services.ingress.metrics import IngressMetrics
 from services.ingress.misfire import SOURCE as TIMER_SOURCE
-from services.ingress.openapi import DOCUMENT, page
+from services.ingress.openapi import DOCUMENT
 from services.ingress.operators import OperatorRoutes
 from services.ingress.ports import Limits
 from services.ingress.rates import Rates
@@ -158,19 +156,11 @@ async def build(rt: Runtime[IngressSettings]) -> None:
 
 def application_of(edge: Edge, operators: OperatorRoutes, timers: TimerRoutes) -> Starlette:
     """The ASGI application: senders first, since theirs is the hot path."""
-    docs = [Route("/docs", _docs), Route("/openapi.json", _openapi)]
+    docs = docs_routes(DOCUMENT)
     return Starlette(
         routes=[*edge.routes(), *operators.routes(), *timers.routes(), *docs],
         exception_handlers=problem_handlers,
     )
-
-
-async def _docs(_: Request) -> Response:
-    return HTMLResponse(page())
-
-
-async def _openapi(_: Request) -> Response:
-    return JSONResponse(DOCUMENT)
 
 
 def main() -> None:

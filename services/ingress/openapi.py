@@ -1,233 +1,262 @@
-"""The HTTP interface as an OpenAPI 3.1 document, written here once and shown at `/docs`."""
+"""The HTTP interface of ingress: its calls, and the models of what they take and give."""
 
-import html
-from typing import Any
+from typing import Any, Literal
 
-_TEXT = {"type": "string"}
-_SLUG = {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}
+from pydantic import BaseModel, ConfigDict, Field
 
+from libs.contracts.canonical import JSON
+from libs.contracts.cloudevents import REQUIRED, STRUCTURED
+from libs.contracts.ids import Slug
+from libs.runtime.openapi import SLUG, TEXT, Operation, Parameter, document
 
-def _in(place: str, name: str, *, required: bool = True) -> dict[str, Any]:
-    return {"name": name, "in": place, "required": required, "schema": _TEXT}
-
-
-def _answers(**answers: str) -> dict[str, Any]:
-    """`_202="…"` becomes the answer 202; what begins with 4 or 5 is a problem document (RFC 9457)."""
-    found: dict[str, Any] = {}
-    for name, description in answers.items():
-        media = "application/problem+json" if name[1] in "45" else "application/json"
-        found[name[1:]] = {"description": description, "content": {media: {"schema": {"type": "object"}}}}
-    return found
+_KEY = Parameter("Idempotency-Key", "header", {"type": "string", "minLength": 1, "maxLength": 256}, True,
+                 "quoted or bare; the same when you try again")  # fmt: skip
+_ID = {"type": "string", "minLength": 1, "maxLength": 256}
 
 
-def _call(summary: str, who: str, parameters: list[dict[str, Any]], body: Any, answers: dict[str, Any]) -> Any:
-    call: dict[str, Any] = {"summary": summary, "parameters": parameters, "responses": answers}
-    if body is not None:
-        call["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
-    if who:
-        call["security"] = [{who: []}]
-    return call
+class Delivered(BaseModel):
+    """What became of a delivery."""
+
+    status: Literal["accepted", "duplicate", "held", "quarantined"]
+    id: str
+    reason: str = ""
 
 
-def _object(**fields: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": fields, "required": list(fields)}
+class Message(BaseModel):
+    """What the owner says."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str = Field(min_length=1)
 
 
-_LATER = {"_503": "store or outbox cannot take it; Retry-After says when"}
-_OPERATOR = {"_401": "no valid token", "_403": "the token lacks the scope"}
-_USER = {
-    "_202": "accepted",
-    "_200": "duplicate",
-    "_400": "no Idempotency-Key, or malformed",
-    "_401": "no valid token",
-    "_403": "another user's session",
-    "_404": "no such session",
-    "_408": "too slow",
-    "_413": "too large",
-    "_415": "compressed",
-    "_429": "too many",
-    **_LATER,
-}
+class EventFound(BaseModel):
+    """What became of an event."""
 
-DOCUMENT: dict[str, Any] = {
-    "openapi": "3.1.0",
-    "info": {"title": "Turnkeeper ingress", "version": "1"},
-    "components": {
-        "securitySchemes": {
-            "user": {"type": "http", "scheme": "bearer", "description": "A user's JWT; sub is the user"},
-            "operator": {"type": "http", "scheme": "bearer", "description": "A configured operator token"},
-        }
+    source: Slug
+    event: str
+    id: str
+    status: str
+    mark: str
+    outcome: str | None
+    session: str = ""
+    number: int = 0
+
+
+class SessionWish(BaseModel):
+    """Whose session it shall be. `trial` is for tests."""
+
+    owner: Slug
+    trial: JSON = None
+
+
+class SessionMade(BaseModel):
+    """The session, and how many events had waited for it."""
+
+    session: Slug
+    owner: Slug
+    released: int
+
+
+class HeldEvent(BaseModel):
+    """An event that waits for a subject or a session until `deadline`, in milliseconds (Unix)."""
+
+    id: str
+    source: str
+    event: str
+    type: str
+    subject: str
+    session: str
+    accepted_at: int
+    deadline: int
+
+
+class HeldEvents(BaseModel):
+    """What waits, by deadline."""
+
+    held: list[HeldEvent]
+
+
+class ReleaseWish(BaseModel):
+    """A subject, and the session that it belongs to for good; `force` registers one for which nothing waits."""
+
+    subject: str = Field(min_length=1, max_length=256)
+    session: Slug
+    force: bool = False
+
+
+class Released(BaseModel):
+    """How many events went on."""
+
+    subject: str
+    session: Slug
+    released: int
+
+
+class QuarantineEntry(BaseModel):
+    """An event that is not acted on as it is, and why."""
+
+    id: str
+    reason: str
+
+
+class Quarantine(BaseModel):
+    """The entries, newest first, without their bodies."""
+
+    quarantine: list[QuarantineEntry]
+
+
+class LetIn(BaseModel):
+    """The session, where the event names none."""
+
+    session: str = ""
+
+
+class LogLine(BaseModel):
+    """One delivery that did not go the usual way."""
+
+    seq: int
+    at: int
+    kind: str
+    source: str
+    text: str
+
+
+class LogLines(BaseModel):
+    """The lines of this replica, oldest first."""
+
+    lines: list[LogLine]
+
+
+class TimerShown(BaseModel):
+    """A pending timer. Times in milliseconds (Unix)."""
+
+    timer: Slug
+    next: int
+    rule: str
+    zone: str
+    due: int
+    misfire: str
+    lateness: int
+    subject: str
+    data: JSON
+    setter: str
+    operation: str
+    set_at: int
+    fired: int
+    skipped: int
+
+
+class Timers(BaseModel):
+    """The next to fire first."""
+
+    timers: list[TimerShown]
+
+
+_CLOUD_EVENT: dict[str, Any] = {
+    "type": "object",
+    "required": list(REQUIRED),
+    "properties": {
+        "specversion": {"const": "1.0"},
+        **{name: {"type": "string", "minLength": 1} for name in ("id", "source", "type", "subject")},
+        "time": {"type": "string", "format": "date-time"},
+        "datacontenttype": TEXT,
+        "dataschema": {"type": "string", "format": "uri"},
+        "data": {},
+        "data_base64": {"type": "string", "contentEncoding": "base64"},
     },
-    "paths": {
-        "/v1/events/{source}": {
-            "post": _call(
-                "A sender's event, verified over its raw bytes by the scheme of the source",
-                "",
-                [_in("path", "source")],
-                {},
-                _answers(
-                    _202="accepted, held or quarantined",
-                    _200="duplicate",
-                    _400="malformed, or no event id",
-                    _401="signature or time",
-                    _404="unknown source",
-                    _408="too slow",
-                    _413="too large",
-                    _415="compressed",
-                    _422="no session, and the source does not hold",
-                    _429="too many",
-                    **_LATER,
-                ),
-            )
-        },
-        "/v1/events/{source}/{event_id}": {
-            "get": _call(
-                "What became of an event (scope read)",
-                "operator",
-                [_in("path", "source"), _in("path", "event_id")],
-                None,
-                _answers(_200="status and outcome", _404="not known", **_OPERATOR, **_LATER),
-            )
-        },
-        "/v1/sessions/{session}": {
-            "put": _call(
-                "Make a session with its owner, once; for tests a trial (scope sessions)",
-                "operator",
-                [_in("path", "session")],
-                _object(owner=_SLUG),
-                _answers(
-                    _201="made",
-                    _200="was there",
-                    _400="malformed",
-                    _409="another owner or no trial",
-                    **_OPERATOR,
-                    **_LATER,
-                ),
-            )
-        },
-        "/v1/sessions/{session}/messages": {
-            "post": _call(
-                "The owner speaks",
-                "user",
-                [_in("path", "session"), _in("header", "Idempotency-Key")],
-                _object(text=_TEXT),
-                _answers(**_USER),
-            )
-        },
-        "/v1/sessions/{session}/cancel": {
-            "post": _call(
-                "The owner stops the running turn",
-                "user",
-                [_in("path", "session"), _in("header", "Idempotency-Key")],
-                None,
-                _answers(**_USER),
-            )
-        },
-        "/v1/sessions/{session}/timers": {
-            "get": _call(
-                "Pending timers, the next to fire first: for the session's owner, or an operator (scope read)",
-                "user",
-                [_in("path", "session")],
-                None,
-                _answers(
-                    _200="the timers",
-                    _401="no valid token",
-                    _403="another user's session, or the scope is missing",
-                    _404="no such session",
-                    **_LATER,
-                ),
-            )
-        },
-        "/v1/held": {
-            "get": _call(
-                "What waits for a subject or a session (scope read)",
-                "operator",
-                [],
-                None,
-                _answers(_200="by deadline", **_OPERATOR, **_LATER),
-            )
-        },
-        "/v1/held/release": {
-            "post": _call(
-                "Register a subject by hand and release what waits for it (scope release)",
-                "operator",
-                [],
-                {
-                    **_object(subject=_TEXT, session=_SLUG),
-                    "properties": {"subject": _TEXT, "session": _SLUG, "force": {"type": "boolean"}},
-                },
-                _answers(
-                    _200="released",
-                    _400="malformed",
-                    _404="no such session",
-                    _409="another session's",
-                    **_OPERATOR,
-                    **_LATER,
-                ),
-            )
-        },
-        "/v1/quarantine": {
-            "get": _call(
-                "What must not be acted on, newest first (scope read)",
-                "operator",
-                [],
-                None,
-                _answers(_200="without bodies", **_OPERATOR, **_LATER),
-            )
-        },
-        "/v1/quarantine/{id}": {
-            "get": _call(
-                "One entry with its body (scope read)",
-                "operator",
-                [_in("path", "id")],
-                None,
-                _answers(_200="the entry", _404="not there", **_OPERATOR, **_LATER),
-            )
-        },
-        "/v1/quarantine/{id}/release": {
-            "post": _call(
-                "Let it in as an event of its own (scope release); session where its data names none",
-                "operator",
-                [_in("path", "id")],
-                {"type": "object", "properties": {"session": _SLUG}},
-                _answers(
-                    _202="accepted or held",
-                    _200="was released before",
-                    _400="no session",
-                    _404="not there",
-                    **_OPERATOR,
-                    **_LATER,
-                ),
-            )
-        },
-        "/v1/log": {
-            "get": _call(
-                "Newest deliveries of this replica that did not go the usual way (scope read)",
-                "operator",
-                [_in("query", "after", required=False)],
-                None,
-                _answers(_200="oldest first", **_OPERATOR),
-            )
-        },
-    },
+    "propertyNames": {"pattern": "^([a-z0-9]{1,64}|data_base64)$"},
 }
+_AFTER = Parameter("after", "query", {"type": "string", "pattern": "^[0-9]{1,18}$"}, says="lines with a higher number")
+_SPEAKING = (400, 401, 403, 404, 408, 413, 415, 429, 503)
+_OFFICE = (400, 408, 413, 503)
 
-
-def page() -> str:
-    """The document as one page without scripts, for a browser that reaches no other server."""
-    rows = []
-    for path, calls in DOCUMENT["paths"].items():
-        for method, call in calls.items():
-            answers = "<br>".join(
-                f"<b>{code}</b> {html.escape(answer['description'])}" for code, answer in call["responses"].items()
-            )
-            rows.append(
-                f"<tr><td><code>{method.upper()} {html.escape(path)}</code></td>"
-                f"<td>{html.escape(call['summary'])}</td><td>{answers}</td></tr>"
-            )
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Turnkeeper ingress</title>'
-        "<style>body{font:15px sans-serif;margin:2em}td{padding:.5em 1em;vertical-align:top;border-top:1px solid #ccc}"
-        '</style><h1>Turnkeeper ingress</h1><p><a href="/openapi.json">OpenAPI 3.1</a></p>'
-        f"<table>{''.join(rows)}</table></html>"
-    )
+DOCUMENT = document(
+    "ingress",
+    {
+        ("POST", "/v1/events/{source}"): Operation(
+            "A sender's event, verified over its raw bytes by the scheme of the source",
+            {200: Delivered, 202: Delivered},
+            body={"application/json": {"schema": {}}, STRUCTURED: {"schema": _CLOUD_EVENT}},
+            problems=(400, 401, 404, 408, 413, 415, 422, 429, 503),
+        ),
+        ("GET", "/v1/events/{source}/{event_id}"): Operation(
+            "What became of an event",
+            {200: EventFound},
+            who="operator",
+            scope="read",
+            path={"event_id": _ID},
+            parameters=(Parameter("ce_source", "query", TEXT, says="for a CloudEvent: its source attribute"),),
+            problems=(404, 503),
+        ),
+        ("PUT", "/v1/sessions/{session}"): Operation(
+            "Make a session with its owner, once",
+            {200: SessionMade, 201: SessionMade},
+            who="operator",
+            scope="sessions",
+            body=SessionWish,
+            problems=(*_OFFICE, 409),
+        ),
+        ("POST", "/v1/sessions/{session}/messages"): Operation(
+            "The owner speaks",
+            {200: Delivered, 202: Delivered},
+            who="user",
+            body=Message,
+            parameters=(_KEY,),
+            problems=_SPEAKING,
+        ),
+        ("POST", "/v1/sessions/{session}/cancel"): Operation(
+            "The owner stops the running turn",
+            {200: Delivered, 202: Delivered},
+            who="user",
+            parameters=(_KEY,),
+            problems=_SPEAKING,
+        ),
+        ("GET", "/v1/sessions/{session}/timers"): Operation(
+            "Pending timers",
+            {200: Timers},
+            who="user or operator",
+            scope="read",
+            problems=(403, 404, 503),
+        ),
+        ("GET", "/v1/held"): Operation(
+            "What waits for a subject or a session", {200: HeldEvents}, who="operator", scope="read", problems=(503,)
+        ),
+        ("POST", "/v1/held/release"): Operation(
+            "Register a subject by hand and release what waits for it",
+            {200: Released},
+            who="operator",
+            scope="release",
+            body=ReleaseWish,
+            problems=(*_OFFICE, 404, 409),
+        ),
+        ("GET", "/v1/quarantine"): Operation(
+            "What must not be acted on as it is", {200: Quarantine}, who="operator", scope="read", problems=(503,)
+        ),
+        ("GET", "/v1/quarantine/{id}"): Operation(
+            "One entry with its body",
+            {200: QuarantineEntry},
+            who="operator",
+            scope="read",
+            path={"id": SLUG},
+            problems=(404, 503),
+        ),
+        ("POST", "/v1/quarantine/{id}/release"): Operation(
+            "Let it in, as an event of its own",
+            {200: Delivered, 202: Delivered},
+            who="operator",
+            scope="release",
+            body=LetIn,
+            body_required=False,
+            problems=(*_OFFICE, 404),
+        ),
+        ("GET", "/v1/log"): Operation(
+            "The newest deliveries of this replica that did not go the usual way",
+            {200: LogLines},
+            who="operator",
+            scope="read",
+            parameters=(_AFTER,),
+            problems=(400,),
+        ),
+    },
+)

@@ -113,14 +113,15 @@ class OperatorRoutes:
         return Trial.of(faults).model_dump_json()
 
     async def get_event(self, request: Request) -> Response:
-        """`GET /v1/events/{source}/{event_id}`: what became of an event."""
+        """`GET /v1/events/{source}/{event_id}`: what became of an event; `?ce_source=` for a CloudEvent, which is known
+        by its own source and id together."""
         self._operator(request, "read")
         name, event_id = request.path_params["source"], request.path_params["event_id"]
         configured = self._sources.get(name)
         if configured is None:
             raise Problem(404, "unknown-source", "There is no source of this name")
         now, window = self._clock.now_ms(), int(configured.source.dedupe.window * 1000)
-        identity = event_identity(name, event_id)
+        identity = event_identity(name, event_id, request.query_params.get("ce_source", ""))
         record = await self._store.record(name, identity, now, window)
         if record is not None and record.mark.startswith(POINTER):
             identity = record.mark.removeprefix(POINTER)  # an unsigned id only points to what the body gave

@@ -24,6 +24,7 @@ from services.session.domain.explain import NotAnEvent, explain
 from services.session.domain.rules import Rules
 from services.session.domain.state import SessionState
 from services.session.domain.view import messages
+from services.session.openapi import DOCUMENT
 from services.session.store import RedisSessions
 
 POLL_SECONDS = 0.25
@@ -225,4 +226,4 @@ def make_app(
         Route("/v1/sessions/{session}/record", edge.record),
         Route("/v1/sessions/{session}/explain", edge.explain, methods=["POST"]),
     ]
-    return Starlette(routes=[*routes, *docs_routes("session", routes)], exception_handlers=problem_handlers)
+    return Starlette(routes=[*routes, *docs_routes(DOCUMENT)], exception_handlers=problem_handlers)

@@ -13,6 +13,7 @@ from libs.contracts.tools import LookUpOperation, RunStep, WithdrawOperation
 from libs.runtime.auth import Operators
 from libs.runtime.clock import Clock
 from libs.runtime.lifecycle import Runtime, run
+from libs.runtime.openapi import publish
 from libs.runtime.settings import LATE_CALL, LOSE_ANSWER, SettingsError
 from libs.runtime.trials import read_application
 from services.tools.answers import Answers
@@ -34,6 +35,7 @@ from services.tools.late import LateCalls
 from services.tools.lookups import Reconciler
 from services.tools.metrics import ToolMetrics
 from services.tools.notary import Evidence
+from services.tools.openapi import DOCUMENT
 from services.tools.pauses import Stops
 from services.tools.ports import Call, Connector
 from services.tools.settings import ToolsSettings
@@ -208,6 +210,7 @@ def _serve(rt: Runtime[ToolsSettings], catalogue: Catalogue, connectors: Mapping
     app = create_app(Edge(catalogue, ledger, answers, operators, rt.clock))
     add_routes(app, stopping)
     add_evidence_routes(app, EvidenceEdge(evidence, ledger, settings.keys_of_seals, operators))
+    publish(app, DOCUMENT)
     rt.serve(app)
 
 

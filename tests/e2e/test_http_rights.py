@@ -5,6 +5,7 @@
 
 import hashlib
 import json
+import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping
@@ -16,10 +17,13 @@ import jwt
 import pytest
 import redis
 
+from libs.contracts.application import StandardWebhooks, resolve_secret
 from tests.support.eventually import eventually_sync
+from tests.support.http_fuzz import fuzz
 from tests.support.http_rights import ROWS, SCOPES, Row, every_route, refused
 from tests.support.servers import Servers
 from tests.support.stages import Stage
+from tests.support.webhooks import sign_webhook
 from turnkeeper.client import Client
 from turnkeeper.demo.scenario import Settings
 from turnkeeper.signing import user_token
@@ -112,6 +116,35 @@ def test_each_route_refuses_everybody_but_those_it_is_for_and_changes_nothing(
     assert wrong == []
     # one for everybody at the doors of people, one for senders: neither tells what was wrong
     assert {sender: len(found) for sender, found in bodies.items()} == {True: 1, False: 1}
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.parametrize("service", ["ingress", "session", "consent", "tools"])
+def test_no_request_is_answered_with_a_500_or_otherwise_than_the_document_says(
+    service: str, stack: Stack, subjects: Subjects
+) -> None:
+    """`make fuzz-http N=2000` sends more; `SEED` sends the same again."""
+    seed = int(os.environ.get("SEED") or secrets.randbelow(2**31))
+    found = fuzz(
+        stack.url(service),
+        cases=int(os.environ.get("FUZZ_HTTP_CASES", "100")),
+        seed=seed,
+        subjects={name.removesuffix(":path"): value for name, value in subjects.items()},
+        credentials={who: _header(stack, who) for who in ("none", "garbage", "other user", "operator", "owner")},
+        sign=lambda body: _signed(stack, body),
+    )
+    print(f"{service}: {found.cases} cases with SEED={seed}: {dict(sorted(found.statuses.items()))}")
+    assert found.faults == {}, f"SEED={seed}"
+
+
+def _signed(stack: Stack, body: bytes) -> Mapping[str, str]:
+    """What the restaurant's scheme puts beside this body."""
+    target = of_stack(stack)
+    verify = target.application().sources["restaurant"].verify
+    assert isinstance(verify, StandardWebhooks)
+    secret = resolve_secret(verify.secrets[0], target.environment)
+    return sign_webhook(secret, secrets.token_hex(8), int(time.time()), body)
 
 
 def _call(

@@ -13,12 +13,14 @@ import structlog
 import structlog.testing
 from pamqp.commands import Basic
 
+from libs.contracts.cloudevents import NOTICE_TYPE
 from libs.contracts.codec import encode, join
 from libs.contracts.errors import BrokerAway, LostOwnership, PermanentError, TransientError
 from libs.contracts.keys import Keys
 from libs.contracts.session import Notice
 from libs.runtime import lenient_amqp
 from libs.runtime.batch import Store
+from libs.runtime.clock import SystemClock
 from libs.runtime.composer import Composer
 from libs.runtime.connections import connect_redis, with_password
 from libs.runtime.health import StoreCheck
@@ -659,3 +661,16 @@ async def test_another_partition_count_is_told(redis_url, amqp_url, namespace):
         check = StoreCheck(made.store, made.keys, allow_volatile=False)
         assert "this deployment has 7 partitions, TURNKEEPER_PARTITIONS says 2" in await check()
         await made.crash()
+
+
+async def test_a_notice_leaves_as_a_cloudevent_whose_content_is_the_envelope(redis_url, amqp_url, namespace):
+    async with courier(redis_url, amqp_url, namespace) as sender, outside(amqp_url, namespace) as application:
+        composer = Composer(application.topology, SystemClock())
+        queue = await application.subscribe()
+        made = composer.compose(Notice(topic="question", text="A1?"), session="dinner", id_parts=["n1"])
+        await sender.publisher.send(made)
+        (message,) = await take(queue, 1)
+    assert message.headers["ce-id"] == made.id, "stable, so that a copy is known"
+    assert (message.headers["ce-specversion"], message.headers["ce-type"]) == ("1.0", f"{NOTICE_TYPE}.question.v1")
+    assert (message.headers["ce-source"], message.headers["ce-subject"]) == (f"/{namespace}", "dinner")
+    assert orjson.loads(message.body)["body"]["text"] == "A1?"

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import secrets
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ import httpx2
 import pytest
 import pytest_asyncio
 
+from libs.contracts.application import Source
 from libs.contracts.codec import BUNDLE_TYPE, encode, join
 from libs.contracts.envelope import Envelope
 from libs.contracts.ids import derive_id
@@ -24,6 +26,8 @@ from libs.runtime.connections import connect_redis
 from tests.support.eventually import eventually
 from tests.support.ingress import SEAL_KEYS
 from tests.support.ingress_process import (
+    APPLICATION,
+    HMAC_SECRET,
     OPERATOR_HEADERS,
     PARTITIONS,
     IngressProcess,
@@ -32,6 +36,7 @@ from tests.support.ingress_process import (
     start_ingress,
 )
 from turnkeeper.letters import _read, _send_again
+from turnkeeper.signing import sign_event
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -376,3 +381,75 @@ async def test_junk_fills_no_dead_queue(deployment: Deployment) -> None:
     await eventually(all_counted, within=15)
     assert await count("refused") >= 75
     await queue.purge()
+
+
+# CloudEvents, in both modes over both doors.
+
+MEDIA = "application/cloudevents+json"
+
+
+def cloud(session: str, id: str, **more: Any) -> dict[str, Any]:
+    return {"specversion": "1.0", "id": id, "source": "/kitchen", "type": "gone", "data": {"session": session}, **more}
+
+
+async def post(deployment: Deployment, source: str, headers: dict[str, str], body: bytes) -> Any:
+    url = f"{deployment.processes[0].url}/v1/events/{source}"
+    return await deployment.client.post(url, content=body, headers=headers)
+
+
+async def test_a_structured_event_is_one_over_http_and_amqp_and_is_found_by_source_and_id(
+    deployment: Deployment,
+) -> None:
+    session, id = await deployment.session(), secrets.token_hex(4)
+    body = json.dumps(cloud(session, id)).encode()
+    first = await post(deployment, "direct", {"content-type": MEDIA, **signed("w1" + id, body)}, body)
+    assert (first.status_code, first.json()["status"]) == (202, "accepted")
+    before = await deployment.count("direct", "duplicate")
+    await deployment.publish("direct.gone", body, dict(signed("w2" + id, body)), content_type=MEDIA)
+    await deployment.counted("direct", "duplicate", before + 1)
+    (stored,) = await deployment.inbox(session)
+    assert (stored["event"], stored["type"], stored["data"]) == (id, "gone", {"session": session})
+    found = await deployment.operator("GET", f"/v1/events/direct/{id}?ce_source=/kitchen")
+    assert (found.status_code, found.json()["session"]) == (200, session)
+    assert (await deployment.operator("GET", f"/v1/events/direct/{id}")).status_code == 404
+
+
+async def test_a_binary_event_over_amqp_is_from_whom_the_broker_says(deployment: Deployment) -> None:
+    session, id = await deployment.session(), secrets.token_hex(4)
+    headers = {f"cloudEvents:{name}": value for name, value in cloud(session, id).items() if name != "data"}
+    user = broker_user(deployment.processes[0].env["TURNKEEPER_AMQP_URL"])
+    await deployment.publish("billing", {"session": session}, headers, user_id=user, message_id="m1",
+                             content_type="application/json")  # fmt: skip
+    (stored,) = await deployment.has(session, 1)
+    assert (stored["event"], stored["type"], stored["origin"]["principal"]) == (id, "gone", user)
+
+
+async def test_a_binary_event_over_http_is_believed_where_its_attributes_are_signed(
+    deployment: Deployment,
+) -> None:
+    session, id = await deployment.session(), secrets.token_hex(4)
+    source = Source.model_validate(APPLICATION["sources"]["attributes"])
+    sent = sign_event("attributes", source, {"HMAC_SECRET": HMAC_SECRET}, event=id, type="gone",
+                      data={"session": session}, seconds=int(time.time()))  # fmt: skip
+    forged = await post(deployment, "attributes", {**sent.headers, "ce-type": "other"}, sent.body)
+    assert forged.status_code == 401
+    answer = await post(deployment, "attributes", dict(sent.headers), sent.body)
+    assert (answer.status_code, answer.json()["status"]) == (202, "accepted")
+    (stored,) = await deployment.has(session, 1)
+    assert (stored["event"], stored["type"], stored["subject"]) == (id, "gone", "none")
+    before = await deployment.count("attributes", "duplicate")
+    headers = {name: value for name, value in sent.headers.items() if name != "content-type"}
+    await deployment.publish("attributes", sent.body, headers, content_type="application/json")
+    await deployment.counted("attributes", "duplicate", before + 1)
+
+
+async def test_a_refused_one_says_what_is_wrong_and_writes_nothing(deployment: Deployment) -> None:
+    session, id = await deployment.session(), secrets.token_hex(4)
+    body = json.dumps(cloud(session, id, specversion="0.3")).encode()
+    answer = await post(deployment, "direct", {"content-type": MEDIA, **signed("w1" + id, body)}, body)
+    assert answer.status_code == 400
+    assert "specversion is not 1.0" in answer.json()["detail"]
+    await deployment.publish("direct", body, dict(signed("w1" + id, body)), content_type=MEDIA)
+    letter = await deployment.dead_letter()
+    assert (letter["reason"], "specversion is not 1.0" in letter["detail"]) == ("malformed", True)
+    assert await deployment.inbox(session) == []

@@ -46,6 +46,16 @@ APPLICATION: dict[str, Any] = {
             "verify": {"scheme": "hmac", "secrets": ["env:HMAC_SECRET"], "header": "x-sig", "id_header": "x-id"},
             "route": {"session": "{{ data.session }}"},
         },
+        "attributes": {
+            "verify": {
+                "scheme": "hmac",
+                "secrets": ["env:HMAC_SECRET"],
+                "header": "x-sig",
+                "covers": ["specversion", "id", "source", "type", "subject"],
+            },
+            "route": {"session": "{{ data.session }}"},
+            "types": {"*": {"subject": "{{ ce.subject | default('none') }}"}},
+        },
         "billing": {
             "verify": {"scheme": "broker-user", "users": ["guest"]},
             "kind": "system",

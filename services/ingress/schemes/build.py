@@ -6,6 +6,7 @@ from typing import assert_never
 from libs.contracts.application import BrokerUser, Hmac, StandardWebhooks, UserToken, Verify
 from services.ingress.schemes.base import SchemeFault, Verifier
 from services.ingress.schemes.broker_user import BrokerUserVerifier
+from services.ingress.schemes.covering import CoveringVerifier
 from services.ingress.schemes.hmac_scheme import HmacVerifier
 from services.ingress.schemes.standard_webhooks import StandardWebhooksVerifier
 
@@ -22,13 +23,18 @@ def build_verifier(verify: Verify, resolve: Callable[[str], str]) -> tuple[Verif
             return _built(lambda: StandardWebhooksVerifier(secrets), faults)
         case Hmac():
             secrets, faults = _secrets(verify.secrets, resolve)
-            return _built(lambda: HmacVerifier(verify, secrets), faults)
+            return _built(lambda: _hmac(verify, secrets), faults)
         case BrokerUser():
             return _built(lambda: BrokerUserVerifier(verify.users), [])
         case UserToken():
             return None, []
         case _:
             assert_never(verify)
+
+
+def _hmac(verify: Hmac, secrets: Sequence[str]) -> Verifier:
+    inner = HmacVerifier(verify, secrets)
+    return CoveringVerifier(inner, verify.covers) if verify.covers else inner
 
 
 def _secrets(references: Sequence[str], resolve: Callable[[str], str]) -> tuple[list[str], list[str]]:

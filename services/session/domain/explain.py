@@ -130,6 +130,8 @@ def _event(
         raise NotAnEvent("id: 1 to 256 bytes of printable text")
     principal = source.verify.users[0] if source.verify.scheme == "broker-user" else name
     names = names_of(data, type_, event, name)
+    if isinstance(body.get("ce"), dict):
+        names["ce"] = body["ce"]  # the attributes of a CloudEvent, which templates may use
     author = written_by(source, names)
     origin = Origin(
         kind=source.kind, source=name, principal=principal, verified=source.verify.scheme, written_by=author or ""
