@@ -2,6 +2,7 @@
 
 import pytest
 
+from libs.contracts.faults import INJECTED
 from libs.contracts.session import Step
 from libs.contracts.tools import RunStep
 from services.session.domain.plan import Plan
@@ -369,6 +370,28 @@ def test_what_failed_and_spent_its_key_is_tried_anew_under_another():
     first, second, third = talk.sent(RunStep)
     assert first.key != second.key
     assert second.key == third.key
+
+
+def met_a_fault_on_purpose():
+    """A booking whose answer was kept back on purpose; the planner tries it anew as long as it failed."""
+    talk = Talk(lambda turn, _: Plan() if turn.results and not turn.failing else Plan(steps=(BOOK, MAIL)))
+    talk.say("book and mail")
+    talk.finish("unknown", reason=f"{INJECTED}: tool_upstream_timeout")
+    return talk
+
+
+def test_what_met_a_fault_on_purpose_is_tried_anew_under_its_own_key():
+    failed, anew = booked_with(met_a_fault_on_purpose())
+    assert failed == anew
+
+
+def test_what_met_a_fault_on_purpose_and_is_gone_since_is_tried_anew_under_another():
+    talk = met_a_fault_on_purpose()
+    talk.finish(operation="O1", result={"id": "r1"})
+    talk.event({}, type="table.gone", subject="reservation:r1")
+    talk.finish("failed", "O2", reason="no route")
+    injected, anew, after_gone = booked_with(talk)
+    assert injected == anew != after_gone
 
 
 def test_a_restarted_turn_tries_what_failed_and_spent_its_key_under_another():

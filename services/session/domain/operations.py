@@ -127,12 +127,10 @@ def _released(draft: Draft, key: str) -> bool:
     injected = {result.operation for result in draft.turn.results if result.reason.startswith(INJECTED)}
     attempts = [attempt for attempt in known if attempt.key == key]
     return bool(attempts) and all(
-        (attempt.state == "failed" and not attempt.spent) or _operation_of(attempt) in injected for attempt in attempts
+        (attempt.state == "failed" and not attempt.spent)
+        or (isinstance(attempt, OperationRef) and attempt.id in injected and not attempt.gone)
+        for attempt in attempts
     )
-
-
-def _operation_of(attempt: Kept | OperationRef) -> str:
-    return attempt.operation if isinstance(attempt, Kept) else attempt.id
 
 
 def _hand_on(draft: Draft, key: str) -> None:
