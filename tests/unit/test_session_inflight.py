@@ -382,7 +382,7 @@ def booked_without_a_word(reason="no answer within 5 s"):
 
 @pytest.mark.parametrize("reason", ["no answer within 5 s", f"{INJECTED}: tool_upstream_timeout"])
 def test_what_has_no_outcome_is_asked_for_again_under_its_own_key(reason):
-    """The door tells what became of it, and never runs it again (G4, C082)."""
+    """The door tells what became of it, and never runs it again (G4)."""
     first, again = booked_with(booked_without_a_word(reason))
     assert first == again
 
