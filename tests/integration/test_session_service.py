@@ -5,6 +5,7 @@ import hashlib
 import signal
 import subprocess
 import sys
+from urllib.parse import quote
 
 import httpx2
 import jwt
@@ -80,7 +81,8 @@ async def test_another_user_or_nobody_reads_no_session(replicas, near):
     assert (await replica.get("/v1/sessions/s1/timeline", "ben")).status_code == 403
     assert (await replica.get("/v1/sessions/s1/timeline")).status_code == 401
     assert (await replica.get("/v1/sessions/s9", "ana")).status_code == 404
-    assert (await replica.get("/v1/sessions/s1/timeline?after=x", "ana")).status_code == 400
+    for number in ("x", "-1", "1.0", "٣", "²", "9" * 19):
+        assert (await replica.get("/v1/sessions/s1/timeline?after=" + quote(number), "ana")).status_code == 400
 
 
 async def test_a_webhooks_input_becomes_a_question_and_no_call(replicas, near):
