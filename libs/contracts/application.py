@@ -484,8 +484,8 @@ class Lookup(ToolCall):
     `args`, `key` (the idempotency key that the destination was given) and, where it is known, `result`."""
 
     result: Template | None = None
-    """Over `found`, what the look-up answers, and the arguments: the operation's result as its own call gives it.
-    Without, it is what the look-up answers."""
+    """Over `found`, what the look-up answers, and the arguments: the operation's result as its own call gives it, empty
+    where the destination does not know it. Without, what the look-up answers has to be a list, or `{"…": [list]}`."""
     stands: Template | None = None
     """The same: whether the effect stands still. Without, it stands while anything is found."""
 

@@ -355,12 +355,15 @@ def lookup_args(lookup: Lookup, args: Mapping[str, JSON], *, key: str, result: J
 
 
 def read_lookup(lookup: Lookup, args: Mapping[str, JSON], outcome: Outcome) -> Said:
-    """What a look-up's outcome says of the operation. What holds nothing (`{"records": []}` too) found nothing; a
-    refusal, as any failure, is no answer."""
+    """What a look-up's outcome says of the operation. A list without members (`{"records": []}` too) found nothing. A
+    refusal, as any failure, is no answer; nor, where the file does not say what to look at, is anything but a list: no
+    content, or `{"status": "not found"}`, would be read as a proof of one or the other."""
     if not isinstance(outcome, Committed):
         return Silent(outcome.reason)
-    if _is_empty(outcome.result):
+    if _lists_nothing(outcome.result):
         return Nothing()
+    if lookup.result is None and not _is_list(outcome.result):
+        return Silent("the answer is no list; say in `lookup.result` where the record is in it")
     context = {**args, "args": dict(args), "found": outcome.result}
     try:
         result = outcome.result if lookup.result is None else evaluate(lookup.result, context)
@@ -370,6 +373,20 @@ def read_lookup(lookup: Lookup, args: Mapping[str, JSON], outcome: Outcome) -> S
     if _is_empty(result):
         return Nothing()
     return Found(result, stands)
+
+
+def _is_list(value: JSON) -> bool:
+    """A list, or an object that has one list and nothing else."""
+    return isinstance(value, list) or (
+        isinstance(value, dict) and len(value) == 1 and isinstance(next(iter(value.values())), list)
+    )
+
+
+def _lists_nothing(value: JSON) -> bool:
+    """A list without members; or an object with such a list, and nothing in it that could speak against it."""
+    if isinstance(value, list):
+        return not value
+    return isinstance(value, dict) and [] in value.values() and _is_empty(value)
 
 
 def _is_empty(value: JSON) -> bool:

@@ -104,6 +104,17 @@ async def test_what_is_spent_stays_spent(door: Door, fate: str) -> None:
     assert (await door.granted(id)).taken == 1
 
 
+async def test_a_spent_use_of_a_revoked_approval_lets_nothing_new_be_claimed(door: Door) -> None:
+    """Its operation may have failed after all, and its key be free again (G3)."""
+    id = await door.grant()
+    await reserve(door)
+    await settle(door, id, "spent")
+    await door.revoke(id)
+    again = await reserve(door, wanted(door, call="m2"))
+    assert again is not None
+    assert again.over
+
+
 async def test_a_use_that_two_calls_may_claim_is_free_when_both_have_given_it_up(door: Door) -> None:
     id = await door.grant()
     await reserve(door, wanted(door, call="m1"))

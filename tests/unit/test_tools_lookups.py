@@ -28,11 +28,27 @@ def test_an_argument_named_key_does_not_hide_the_idempotency_key() -> None:
     assert asked(lookup(args={"key": "{{ key }}"}), {"key": "mine"}, key="k") == {"key": "k"}
 
 
-@pytest.mark.parametrize(
-    "result", [None, "", [], {}, False, {"records": []}, {"records": [{}], "next": None, "more": False}]
-)
-def test_what_holds_nothing_found_nothing(result: Any) -> None:
+@pytest.mark.parametrize("result", [[], {"records": []}, {"records": [], "next": None, "more": False}])
+def test_a_list_without_members_found_nothing(result: Any) -> None:
     assert read(lookup(), ARGS, Committed(result)) == Nothing()
+    assert read(lookup(result="{{ found.records[0] }}"), ARGS, Committed(result)) == Nothing()
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        None, "", False, {}, {"text": ""}, {"error": None, "data": None}, {"text": "no booking found"},
+        {"found": False, "key": "k"}, {"status": "not_found"}, {"records": [], "total": 0}, {"id": "R1"}, "R1",
+    ],
+)  # fmt: skip
+def test_of_what_is_no_list_the_file_says_what_to_look_at(result: Any) -> None:
+    """No content proves neither that it was done nor that it was not; nor do words."""
+    assert isinstance(read(lookup(), ARGS, Committed(result)), Silent)
+    assert isinstance(read(lookup(result="{{ found.records[0].id }}"), ARGS, Committed(result)), Silent)
+
+
+def test_the_template_may_say_that_nothing_is_an_answer() -> None:
+    assert read(lookup(result="{{ found }}"), ARGS, Committed(None)) == Nothing()
 
 
 def test_what_holds_something_is_the_result_and_stands() -> None:

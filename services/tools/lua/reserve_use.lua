@@ -36,8 +36,9 @@ for i = 2, #KEYS do
   if grant.known and grant.calls then
     -- Another call under the key may never run what the limits were not asked about.
     if grant.fingerprint ~= ARGV[8] or grant.covers ~= '1' then return {'none'} end
-    if grant.calls == 'spent' then return {'reserved', grant.id, grant.ends_at} end
+    -- Also of a use that is spent: what failed after all is not done again under an approval that was revoked.
     if over(grant) then return {'ended', grant.id} end
+    if grant.calls == 'spent' then return {'reserved', grant.id, grant.ends_at} end
     if not string.find(grant.calls, ' ' .. call .. ' ', 1, true) then
       watch(i, grant, grant.calls .. call .. ' ')
     end
