@@ -75,8 +75,9 @@ class Executor:
 
     async def run(self, work: Work) -> OperationState:
         """Run what was just claimed. The state that stands afterwards; Stopped where nothing was or may be sent."""
-        if work.owner in self._begun:
-            # A call of ours was ended between claim and record: whether it had sent is not known here.
+        if work.again or work.owner in self._begun:
+            # Sent before, for all we know: by an attempt that a look-up did not find, or by a call of ours that was
+            # ended between claim and record.
             return await self.run_again(work)
         return await self._run(work, await self._faults.draw(work) if self._faults is not None else None)
 

@@ -30,6 +30,8 @@ class Work:
     """Store time of the claim, milliseconds (Unix)."""
     origin: str = ""
     """Kind, source and principal of the turn."""
+    again: bool = False
+    """An earlier attempt may have been sent with its key, of which a look-up found nothing: it may still arrive."""
     send_by: float = field(default=0.0, compare=False)
     """Monotonic time, in seconds, by which a send has to begin: after it the lease may be over, and another may hold
     the operation."""

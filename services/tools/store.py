@@ -117,7 +117,7 @@ class RedisLedger:
                 return Work(
                     session=session, key=call.key, operation=call.operation, tool=step.tool, args=step.args,
                     attempt=reply.int(0), owner=owner, context=told, keyed_from=reply.int(1), now=reply.int(2),
-                    origin=step.authority.principal, send_by=send_by,
+                    origin=step.authority.principal, send_by=send_by, again=reply.text(4) == "1",
                 )  # fmt: skip
             case "pending":
                 return Held(reply.text(0), reply.int(1), reply.int(2), reply.text(3))

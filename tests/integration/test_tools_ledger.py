@@ -181,6 +181,15 @@ async def test_what_a_look_up_proved_is_tried_anew_under_its_key_where_the_desti
     assert await door.ledger.unknown_count() == 0
 
 
+async def test_after_a_look_up_found_nothing_the_next_attempt_is_a_repeat(door: Door) -> None:
+    """The first may still be at work there: that it turns away the second says nothing of it."""
+    await fail_by_look_up(door, "order")
+    door.destination.always(Failed("a request is outstanding for this key"))
+    await door.send(step("order", {"sum": "1"}, now=door.clock.now, operation="O2"), call="m2")
+    assert [call.repeat for call in door.destination.calls if call.tool == "order"] == [False, True]
+    assert states(door)[-1] == "unknown"
+
+
 async def test_that_it_was_sent_before_is_not_forgotten_by_a_further_attempt(door: Door) -> None:
     await fail_by_look_up(door, "order")
     door.clock.now += HOUR_MS - 120_000

@@ -8,7 +8,8 @@
 --          16 time to live of bindings (ms)  17 longest index  18 member of lease and trim  19 operation key
 --          20 time to live of the index (ms)  21 step of the action or ""  22 number of the action's steps
 --          23 count n of seals, then n input ids
--- RETURNS  {"claimed", attempt, keyed_from, now, lease_until}   run it; also when asked again by the same call and owner
+-- RETURNS  {"claimed", attempt, keyed_from, now, lease_until, "1" where its key may have been sent by an earlier attempt}
+--                                     run it; also when asked again by the same call and owner
 --          {"pending", owner, lease_until, now, call}
 --          {"known", state, result, reason, call, operation, attempt, tool, "1" for a failure whose key is spent}
 --          {"conflict"} {"expired"}          nothing is stored
@@ -35,7 +36,9 @@ if state and state ~= 'withdrawn' and old[2] ~= ARGV[6] then
   return {'conflict'}
 end
 if state == 'pending' then
-  if old[3] == call and old[4] == owner then return {'claimed', attempt, old[13] or old[14], now, old[5]} end
+  if old[3] == call and old[4] == owner then
+    return {'claimed', attempt, old[13] or old[14], now, old[5], old[13] and old[13] ~= old[14] and '1' or ''}
+  end
   return {'pending', old[4], old[5], now, old[3]}
 end
 -- A failure proved before sending has released the key: another call may try, the same call hears of it again. One that
@@ -110,4 +113,4 @@ redis.call('ZADD', KEYS[2], now, ARGV[7] .. ':' .. ARGV[19])
 redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1 - tonumber(ARGV[17]))
 redis.call('PEXPIRE', KEYS[2], ARGV[20])
 evidence_add(now, 'claimed', attempt + 1 .. '/' .. keyed_from)
-return {'claimed', attempt + 1, keyed_from, now, lease_until}
+return {'claimed', attempt + 1, keyed_from, now, lease_until, old[12] and '1' or ''}
