@@ -28,7 +28,7 @@ _SHARE_BEFORE = 0.5
 """Of a call's timeout, for session and list: what does not come in this time provably was not sent."""
 _TRIES = 2
 """To list the tools: a server that was started again has forgotten the session."""
-_TURNED_AWAY = frozenset({401, 403, 404, 405, 406, 411, 413, 415, 421, 429})
+_TURNED_AWAY = frozenset({401, 403, 404, 405, 406, 411, 413, 415, 421})
 """Statuses that say no before the message is read as a call: MCP answers a call that it takes with 200."""
 
 Gate = Callable[[str, Tool], None]
@@ -182,14 +182,14 @@ async def _send(session: Session, tool: str, call: Call) -> Any:
 
 
 def _of_fault(error: Exception, attempt: Any) -> Outcome:
-    """What a call without a result means. An error in JSON-RPC's reserved range for requests that are not taken (no
-    such method, wrong parameters) came before the tool ran; any other may have come after."""
-    from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
+    """What a call without a result means. That there is no such method came before the tool ran; any other error, that
+    of wrong parameters too, a tool can raise itself, after its effect."""
+    from mcp_types import METHOD_NOT_FOUND
 
     if attempt.unsent:
         return NotSent(attempt.fault)
     code = getattr(error, "code", None)
-    if code in (INVALID_PARAMS, METHOD_NOT_FOUND) and not attempt.fault:
+    if code == METHOD_NOT_FOUND and not attempt.fault:
         return Refused(f"the server does not take the call: {plain(str(error))}")
     if attempt.status in _TURNED_AWAY and not attempt.fault:
         return Failed(f"the server turned the request away with status {attempt.status}")
