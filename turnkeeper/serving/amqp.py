@@ -57,14 +57,16 @@ async def working(planner: Planner, url: str, namespace: str, at_once: int = 20)
 
 async def _answer(planner: Planner, message: AbstractIncomingMessage, plans: AbstractExchange) -> None:
     """Answer what a message asks, then acknowledge it: should this process end before, another one gets it."""
-    for envelope in _envelopes(message.body):
-        answer = await _planned(planner, envelope)
-        if answer is not None:
-            await plans.publish(
-                aio_pika.Message(json.dumps(answer).encode(), content_type="application/json"),
-                "",
-                timeout=CONFIRM_SECONDS,
-            )
+    try:
+        for envelope in _envelopes(message.body):
+            made = json.dumps(await _planned(planner, envelope)).encode()
+            await plans.publish(aio_pika.Message(made, content_type="application/json"), "", timeout=CONFIRM_SECONDS)
+    except (ValueError, LookupError, TypeError):
+        _tell(planner)  # no request: it would be none for the next one either
+    except (aio_pika.exceptions.AMQPError, OSError, TimeoutError):
+        with contextlib.suppress(aio_pika.exceptions.AMQPError, OSError):
+            await message.nack()
+        return
     await message.ack()
 
 
@@ -73,13 +75,21 @@ def _envelopes(body: bytes) -> list[dict[str, Any]]:
     return list(value) if isinstance(value, list) else [value]
 
 
-async def _planned(planner: Planner, envelope: dict[str, Any]) -> dict[str, Any] | None:
-    """The answer to one request, None where there is none to give: its turn then ends at its deadline."""
+async def _planned(planner: Planner, envelope: dict[str, Any]) -> dict[str, Any]:
+    """The answer to one request. Where the function raises it is no plan, which ends the turn at once and says why.
+
+    Raises ValueError, LookupError or TypeError for what is no request.
+    """
     request = envelope["body"]
     named = {"session": envelope["session"], **{name: request[name] for name in ("turn", "plan", "token")}}
+    view = {**request["view"], "plan": request["plan"], "deadline": request["deadline"]}
     try:
-        plan = await planner.answer({**request["view"], "plan": request["plan"], "deadline": request["deadline"]})
-    except Exception:
-        print(f"{planner.name} raised:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-        return None
-    return {**named, **plan.model_dump(mode="json")}
+        return {**named, **(await planner.answer(view)).model_dump(mode="json")}
+    except Exception as error:
+        _tell(planner)
+        return {**named, f"raised {type(error).__name__}": True}
+
+
+def _tell(planner: Planner) -> None:
+    """What was raised, for whoever watches the process."""
+    print(f"{planner.name} raised:\n{traceback.format_exc()}", file=sys.stderr, flush=True)

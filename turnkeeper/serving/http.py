@@ -131,7 +131,8 @@ def _plans(planner: Planner) -> Handler:
             raise Problem(422, "no-plan", "The function returned no plan", f"{at}: {fault['msg']}") from None
         except Exception as error:
             _tell(planner.name)
-            raise Problem(422, "raised", "The function raised an exception", type(error).__name__) from None
+            # What it asks may be away for a moment: 500 has it asked again, within the deadline.
+            raise Problem(500, "raised", "The function raised an exception", type(error).__name__) from None
         return Response(plan.model_dump_json(), media_type="application/json")
 
     return answer
