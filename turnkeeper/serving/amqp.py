@@ -47,7 +47,11 @@ async def working(planner: Planner, url: str, namespace: str, at_once: int = 20)
         await channel.set_qos(prefetch_count=at_once)
         plans = await channel.get_exchange(topology.plans, ensure=False)
         queue = await channel.get_queue(topology.work_queue(PLANNER), ensure=False)
-        tag = await queue.consume(lambda message: _answer(planner, message, plans))
+
+        async def answer(message: AbstractIncomingMessage) -> None:
+            await _answer(planner, message, plans)
+
+        tag = await queue.consume(answer)
         try:
             yield
         finally:
