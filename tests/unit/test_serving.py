@@ -141,8 +141,11 @@ async def test_with_an_authorization_only_those_who_send_it_act_by_whatever_name
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.com"])
-def test_an_address_beyond_this_machine_is_not_served_without_an_authorization(host: str) -> None:
+def test_an_address_beyond_this_machine_is_not_served_without_an_authorization(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     served, _ = sender()
+    monkeypatch.setattr("socket.create_server", lambda *_, **__: pytest.fail("it listens"))
     with pytest.raises(ValueError, match="authorization"):
         turnkeeper.serve(served, port=0, host=host)
 
