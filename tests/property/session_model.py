@@ -264,8 +264,14 @@ class Model:
                 if message.tool == "unbook":
                     assert message.args["id"] not in self.gone, "what is gone is undone"
                 spent = [run for run in self.runs if run.key == message.key]
-                assert all(self.states.get(run.operation) == "failed" for run in spent), (
+                assert all(self.states.get(run.operation, "sent") in ("failed", *OPEN) for run in spent), (
                     "a spent key is used again (G4)"
+                )
+                call = (message.root, message.tool, message.args)
+                same = [run for run in self.runs if (run.root, run.tool, run.args) == call]
+                open_ = [run for run in same if self.states.get(run.operation, "sent") in OPEN]
+                assert all(run.key == message.key for run in open_), (
+                    "what may have been done is wished for as another thing (G4)"
                 )
                 self.runs.append(message)
             case IssueAction():

@@ -372,26 +372,37 @@ def test_what_failed_and_spent_its_key_is_tried_anew_under_another():
     assert second.key == third.key
 
 
-def met_a_fault_on_purpose():
-    """A booking whose answer was kept back on purpose; the planner tries it anew as long as it failed."""
+def booked_without_a_word(reason="no answer within 5 s"):
+    """A booking whose outcome nobody knows; the planner asks for it again as long as it is not booked."""
     talk = Talk(lambda turn, _: Plan() if turn.results and not turn.failing else Plan(steps=(BOOK, MAIL)))
     talk.say("book and mail")
-    talk.finish("unknown", reason=f"{INJECTED}: tool_upstream_timeout")
+    talk.finish("unknown", reason=reason)
     return talk
 
 
-def test_what_met_a_fault_on_purpose_is_tried_anew_under_its_own_key():
-    failed, anew = booked_with(met_a_fault_on_purpose())
-    assert failed == anew
+@pytest.mark.parametrize("reason", ["no answer within 5 s", f"{INJECTED}: tool_upstream_timeout"])
+def test_what_has_no_outcome_is_asked_for_again_under_its_own_key(reason):
+    """The door tells what became of it, and never runs it again (G4)."""
+    first, again = booked_with(booked_without_a_word(reason))
+    assert first == again
 
 
-def test_what_met_a_fault_on_purpose_and_is_gone_since_is_tried_anew_under_another():
-    talk = met_a_fault_on_purpose()
+def test_what_the_door_keeps_beyond_the_turns_deadline_is_asked_for_again_under_its_own_key():
+    talk = Talk(lambda turn, _: Plan() if turn.results and not turn.failing else Plan(steps=(BOOK, MAIL)))
+    talk.say("book and mail")
+    talk.finish("in_progress", reason="paused: tool book")
+    talk.wait(WAIT_MS)
+    first, again = booked_with(talk)
+    assert first == again
+
+
+def test_what_had_no_outcome_and_is_gone_since_is_tried_anew_under_another():
+    talk = booked_without_a_word()
     talk.finish(operation="O1", result={"id": "r1"})
     talk.event({}, type="table.gone", subject="reservation:r1")
     talk.finish("failed", "O2", reason="no route")
-    injected, anew, after_gone = booked_with(talk)
-    assert injected == anew != after_gone
+    first, again, after_gone = booked_with(talk)
+    assert first == again != after_gone
 
 
 def test_a_restarted_turn_tries_what_failed_and_spent_its_key_under_another():

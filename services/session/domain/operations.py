@@ -1,7 +1,6 @@
 """Operations outlive turns: their keys, what is sent of them, and which of them a restarted turn uses again."""
 
 from libs.contracts.canonical import JSON, canonical
-from libs.contracts.faults import INJECTED
 from libs.contracts.session import Step
 from libs.contracts.tools import RunStep, StepFinished, WithdrawOperation, action_key, operation_key
 from services.session.domain import offers, subjects
@@ -21,6 +20,7 @@ from services.session.domain.words import KINDS, shown, step_text
 
 _RANK = {"sent": 0, "pending": 0, "in_progress": 0, "unknown": 1}
 _FINAL = 2
+_WITHOUT_OUTCOME = ("sent", "unknown")
 WITHDRAWN_FOR_MS = 86_400_000
 
 
@@ -105,7 +105,7 @@ def _key(draft: Draft, turn: Turn, step: Step, rules: Rules) -> str:
     """Lineage, tool, arguments, occurrence: two genuine identical wishes have two keys (design §3.4).
 
     What failed and released its key, as before it was sent, is tried anew with it; where the key is spent the next
-    occurrence is. So is what met a fault on purpose tried anew, whose caller cannot know whether it was done.
+    occurrence is. What has no outcome yet is asked for again with its own.
     """
     root = turn.id if "keys_by_turn" in rules.labs else turn.root  # the lab's wrong form
     if "keys_by_step" in rules.labs:
@@ -118,18 +118,16 @@ def _key(draft: Draft, turn: Turn, step: Step, rules: Rules) -> str:
 
 
 def _released(draft: Draft, key: str) -> bool:
-    """Whether every attempt with this key failed and did not spend it.
+    """Whether every attempt with this key failed and did not spend it, or may have been done for all that is known.
 
-    One that went further has spent it, whatever became of that: gone, compensated or withdrawn, the door would answer
-    a new wish with it. Of attempts that are forgotten the same is believed.
+    What is done twice must be one thing to the door: of an attempt without an outcome it tells what became of it, and
+    never runs it again. One that went further has spent the key, whatever became of that: gone, compensated or
+    withdrawn, the door would answer a new wish with it. Of attempts that are forgotten the same is believed.
     """
     known: list[Kept | OperationRef] = [*draft.turn.kept, *draft.state.operations.values()]
-    injected = {result.operation for result in draft.turn.results if result.reason.startswith(INJECTED)}
     attempts = [attempt for attempt in known if attempt.key == key]
     return bool(attempts) and all(
-        (attempt.state == "failed" and not attempt.spent)
-        or (isinstance(attempt, OperationRef) and attempt.id in injected and not attempt.gone)
-        for attempt in attempts
+        (attempt.state == "failed" and not attempt.spent) or attempt.state in _WITHOUT_OUTCOME for attempt in attempts
     )
 
 
