@@ -1,35 +1,45 @@
-"""A small client of a deployment: its four services over HTTP, its exchange over AMQP.
+"""The Python client of a deployment: its four services over HTTP, its exchange over AMQP.
 
-Synchronous, since scripts and the command line are; each call is one request. A refusal raises `Refused` with the
-problem that the service told (RFC 9457); a service that does not answer raises `Unreachable`.
+`Client` is synchronous, since scripts and the command line are; `AsyncClient` (turnkeeper.async_client) sends the same
+requests from an event loop. Each call is one request. A refusal raises `Refused` with the problem that the service told
+(RFC 9457); a service that does not answer raises `Unreachable`.
 """
 
 import asyncio
 import contextlib
+import os
 import secrets
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
-from urllib.parse import quote
 
 import aio_pika
 import httpx2
-import orjson
 
 from libs.contracts.application import ApplicationError, Source
 from libs.contracts.canonical import JSON
 from libs.contracts.consent import Verdict
 from libs.contracts.faults import Fault
-from libs.contracts.ids import is_slug, is_text_id
 from libs.contracts.session import TimelineLine
+from turnkeeper import calls
+from turnkeeper.calls import Action, Answer, Call, ClientError, Receipt, Refused, Unreachable
+from turnkeeper.calls import accepted as _accepted
+from turnkeeper.calls import in_session as _in_session
+from turnkeeper.calls import path as _path
+from turnkeeper.calls import slug as _slug
+from turnkeeper.calls import text_id as _text_id
 from turnkeeper.engines import probe
 from turnkeeper.signing import Outward, sign_event, user_token
-from turnkeeper.target import Target, TargetError
+from turnkeeper.target import DEFAULT_STATE, Target, TargetError, find_target
 
 Via = Literal["http", "amqp"]
 TIMEOUT_SECONDS = 10.0
 CONFIRM_SECONDS = 10.0
+STREAM_SECONDS = 30.0
+"""Without a byte for so long a stream is made anew; the service sends a sign of life every 15 s."""
+AGAIN_SECONDS = 0.5
+POLL_SECONDS = 0.1
 SEALS_AT_ONCE = 200
 MOST_SESSIONS = 1_000
 """The session service lists so many, the newest."""
@@ -38,63 +48,23 @@ _NOT_SENT = (httpx2.LocalProtocolError, httpx2.UnsupportedProtocol, httpx2.Inval
 """What is raised before anything is sent: the request cannot be written down."""
 
 
-class ClientError(Exception):
-    """What was asked did not happen. The text is one line and says what to do next."""
+class Speaker:
+    """What both clients know: where the deployment is, and with which tokens and secrets one speaks to it."""
 
+    def __init__(self, target: Target | None = None, tokens: Callable[[str], str] | None = None) -> None:
+        """`target` is the stack of `TURNKEEPER_STATE` (default `.turnkeeper`), or what the environment names, if None.
 
-class Unreachable(ClientError):
-    """No answer: whether the request was handled is not known. Sending it again with its id is safe."""
-
-
-class Refused(ClientError):
-    """The service said no: `status`, the problem's `code` (last part of its type) and its `title`."""
-
-    def __init__(self, status: int, code: str, title: str, detail: str = "") -> None:
-        super().__init__(f"{title} ({status} {code})" + (f": {detail}" if detail else ""))
-        self.status = status
-        self.code = code
-        self.title = title
-        self.detail = detail
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a service answered to something that was sent to it."""
-
-    status: int
-    body: Mapping[str, Any]
-
-    @property
-    def said(self) -> str:
-        """The answer in a word: `accepted`, `duplicate`, `held`, or the problem's code."""
-        code = str(self.body.get("type", "")).rpartition("/")[2]
-        return str(self.body["status"]) if isinstance(self.body.get("status"), str) else code or str(self.status)
-
-
-class Client:
-    """One deployment. Close it, or use it as a context manager."""
-
-    def __init__(self, target: Target, http: httpx2.Client | None = None) -> None:
-        self.target = target
-        # No proxies from the environment: what we speak to is named by its URL.
-        self._http = http or httpx2.Client(timeout=TIMEOUT_SECONDS, trust_env=False)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
-
-    # -- events
+        `tokens` gives a user's bearer token; without it one is made by the deployment's shared secret, as only trusted
+        programs can. Raises TargetError where no deployment is known.
+        """
+        state = Path(os.environ.get("TURNKEEPER_STATE") or DEFAULT_STATE)
+        self.target = find_target(state) if target is None else target
+        self._tokens = tokens
 
     def sign(
         self, source: str, *, event: str | None = None, type: str = "", data: JSON = None, seconds: int | None = None
     ) -> Outward:
-        """An event of a source, signed with its scheme as of `seconds` (Unix, now if None).
+        """An event of a source, signed with its scheme as of `seconds` (Unix, now if None); its id is drawn if None.
 
         Raises ClientError for an unknown source, SigningError for one that cannot be signed for.
         """
@@ -118,75 +88,134 @@ class Client:
             raise ClientError(f"there is no source {name!r}: {self.target.config} has {', '.join(sources)}")
         return sources[name]
 
+    def user_token(self, user: str) -> str:
+        """A token for a user. Raises TargetError where the secret is not known, ClientError for no user's id."""
+        if self._tokens is not None:
+            return self._tokens(_slug(user, "user"))
+        return user_token(self.target.user_token_secret(), _slug(user, "user"), int(time.time()))
+
+    def _token_for(self, call: Call[Any]) -> str | None:
+        if call.open:
+            return None
+        return self.target.operator_token() if call.user is None else self.user_token(call.user)
+
+    def _over_http(self, outward: Outward) -> Call[Answer]:
+        if self.source(outward.source).verify.scheme == "broker-user":
+            raise ClientError(f"{outward.source} is verified by the broker: use --via amqp")
+        return calls.deliver(outward)
+
+
+class Client(Speaker):
+    """One deployment. Close it, or use it as a context manager.
+
+    >>> import turnkeeper
+    >>> with turnkeeper.Client() as client:              # the stack of TURNKEEPER_STATE, default .turnkeeper
+    ...     _ = client.create_session("docs", owner="ana")
+    ...     _ = client.say("docs", "Book Fri 19:00 for 4", user="ana")
+    ...     print(client.until("docs", "reply").text)
+    ...     held = client.operations("docs")[0]["result"]["id"]
+    ...     offer = {"reservation": held, "offer": {"party": 4, "day": "Sat", "time": "20:30"}}
+    ...     _ = client.publish("restaurant", "offer.other", offer)      # signed, as the restaurant would
+    ...     asked = client.action("docs", client.until("docs", "action.asked").action)
+    ...     print(asked["question"])
+    ...     receipt = client.decide("docs", asked["action"], "accept", "ana", asked["question_digest"])
+    ...     print(receipt["state"])
+    Booked: Fri at 19:00 for 4.
+    A1 (from restaurant): book a table for 4 people on Sat at 20:30. Approve within 10 minutes?
+    accepted
+    """
+
+    def __init__(
+        self,
+        target: Target | None = None,
+        http: httpx2.Client | None = None,
+        tokens: Callable[[str], str] | None = None,
+    ) -> None:
+        """As `Speaker`; `http` sends the requests if given. Raises TargetError where no deployment is known."""
+        super().__init__(target, tokens)
+        # No proxies from the environment: what we speak to is named by its URL.
+        self._http = http or httpx2.Client(timeout=TIMEOUT_SECONDS, trust_env=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    # -- events
+
+    def publish(
+        self, source: str, type: str = "", data: JSON = None, *, id: str | None = None, via: Via = "http"
+    ) -> Answer:
+        """Sign an event as its source does and send it; `id` is drawn if None. The same id again is a duplicate.
+
+        Over AMQP the answer is the broker's confirm. Raises Refused for an event that was turned away, Unreachable,
+        ClientError for an unknown source, SigningError for one that cannot be signed for.
+        """
+        return calls.let_in(self.deliver(self.sign(source, event=id, type=type, data=data), via), source)
+
     def deliver(self, outward: Outward, via: Via = "http") -> Answer:
         """Send a signed event as it is. Over HTTP the answer is ingress's, a refusal included; over AMQP it is the
         broker's confirm: status 202, `published`."""
         if via == "amqp":
-            over_amqp(self.target, _publish(self.target, outward))
-            return Answer(202, {"status": "published", "id": outward.event})
-        if self.source(outward.source).verify.scheme == "broker-user":
-            raise ClientError(f"{outward.source} is verified by the broker: use --via amqp")
-        url = _path("events", _slug(outward.source, "source"))
-        return _answer(self._send("ingress", "POST", url, content=outward.body, headers=outward.headers))
+            over_amqp(self.target, publish_confirmed(self.target, outward))
+            return published(outward)
+        return self._do(self._over_http(outward))
 
     def event_outcome(self, source: str, event: str) -> dict[str, Any]:
         """What became of an event (operator). Raises Refused 404 for one that was never let in."""
-        return self._get("ingress", _path("events", _slug(source, "source"), _text_id(event, "event's id")))
+        return self._do(calls.event_outcome(source, event))
 
     # -- users
 
     def say(self, session: str, text: str, user: str, key: str | None = None) -> Answer:
         """A user's message; `key` is its Idempotency-Key, drawn if None. Raises Refused."""
-        return self._as_user(user, "ingress", _in_session(session, "messages"), {"text": text}, key)
+        return self._do(calls.say(session, text, user, key))
 
     def cancel(self, session: str, user: str, key: str | None = None) -> Answer:
         """The owner's cancel. Raises Refused."""
-        return self._as_user(user, "ingress", _in_session(session, "cancel"), {}, key)
+        return self._do(calls.cancel(session, user, key))
 
-    def decide(self, session: str, action: str, verdict: Verdict, user: str, question_digest: str) -> dict[str, Any]:
-        """A user's decision; the receipt. Raises Refused."""
-        body = {"decision": verdict, "question_digest": question_digest}
-        path = _in_session(session, "actions", _slug(action, "action"), "decision")
-        answer = self._as_user(user, "consent", path, body)
-        return dict(answer.body)
+    def decide(self, session: str, action: str, verdict: Verdict, user: str, question_digest: str) -> Receipt:
+        """A user's decision, bound to the question that they were shown; the receipt, the same again for a repeat.
+
+        Raises Refused: 403 not the approver, 409 decided otherwise or superseded, 410 too late, 412 another question.
+        """
+        return self._do(calls.decide(session, action, verdict, user, question_digest))
 
     def standing(self, user: str) -> list[dict[str, Any]]:
         """A user's standing approvals with each use, oldest first. Raises Refused."""
-        answer = self._send("consent", "GET", _standing(user), headers=self._bearer(user))
-        return list(_accepted(answer).body["standing"])
+        return self._do(
+            Call("consent", "GET", _standing(user), lambda answer: list(answer.body["standing"]), user=user)
+        )
 
     def grant_standing(self, user: str, wish: Mapping[str, JSON], key: str | None = None) -> dict[str, Any]:
         """Grant a tool in advance; `key` is the wish's Idempotency-Key, drawn if None. Raises Refused."""
-        return dict(self._as_user(user, "consent", _standing(user), wish, key).body)
+        return self._do(calls.sent("consent", _standing(user), wish, user, key, calls.body_of))
 
     def revoke_standing(self, user: str, id: str) -> dict[str, Any]:
         """Take a standing approval back. Raises Refused 404 where there is none."""
         path = _standing(user, _slug(id, "approval"))
-        return dict(_accepted(self._send("consent", "DELETE", path, headers=self._bearer(user))).body)
-
-    def user_token(self, user: str) -> str:
-        """A token for a user. Raises TargetError where the secret is not known, ClientError for no user's id."""
-        return user_token(self.target.user_token_secret(), _slug(user, "user"), int(time.time()))
+        return self._do(Call("consent", "DELETE", path, calls.body_of, user=user))
 
     # -- sessions
 
     def create_session(self, session: str, owner: str, trial: bool | Sequence[Fault] = False) -> Answer:
         """Make a session; its owner is written once. `trial`, for tests only: with the faults of the application file,
         or with these. Raises Refused."""
-        body: dict[str, Any] = {"owner": _slug(owner, "user")}
-        if trial is True:
-            body["trial"] = True
-        elif trial is not False:
-            body["trial"] = {"faults": [fault.model_dump() for fault in trial]}
-        return _accepted(self._send("ingress", "PUT", _in_session(session), json=body, headers=self._operator()))
+        return self._do(calls.create_session(session, owner, trial))
 
     def sessions(self) -> list[str]:
         """Known sessions, newest first."""
-        return list(self._get("session", "/v1/sessions")["sessions"])
+        return self._do(calls.sessions())
 
-    def session(self, session: str) -> dict[str, Any]:
-        """A session's state. Raises Refused."""
-        return self._get("session", _in_session(session))
+    def session(self, session: str, user: str | None = None) -> dict[str, Any]:
+        """A session's state, asked for by its owner, or by the operator if None. Raises Refused."""
+        return self._do(calls.session(session, user))
 
     def history(self, session: str) -> list[dict[str, Any]]:
         """What the planner is shown of a session, as chat messages. Raises Refused."""
@@ -204,36 +233,47 @@ class Client:
         answer = _accepted(self._send("session", "POST", path, json=dict(event), headers=self._operator()))
         return list(answer.body["findings"])
 
-    def timeline(self, session: str, after: int = 0) -> list[TimelineLine]:
-        """Lines with a higher number than `after`. Raises Refused."""
-        lines = self._get("session", _in_session(session, "timeline"), after=after)["lines"]
-        return [TimelineLine.model_validate(line) for line in lines]
+    def timeline(self, session: str, after: int = 0, user: str | None = None) -> list[TimelineLine]:
+        """Lines with a higher number than `after`, asked for by the owner, or by the operator if None. Raises
+        Refused."""
+        return self._do(calls.timeline(session, after, user))
 
-    def follow(self, session: str, after: int = 0) -> Iterator[TimelineLine]:
+    def follow(self, session: str, after: int = 0, user: str | None = None) -> Iterator[TimelineLine]:
         """Lines as they come, for ever; a lost connection is made again after the last line seen. Raises Refused."""
-        self.session(session)  # so that a wrong name is told at once
+        self.session(session, user)  # so that a wrong name is told at once
         while True:
             with contextlib.suppress(Unreachable):
-                for line in self._stream(session, after):
+                for line in self._stream(calls.stream(session, after, user)):
                     after = line.seq
                     yield line
-            time.sleep(0.5)
+            time.sleep(AGAIN_SECONDS)
 
-    def _stream(self, session: str, after: int) -> Iterator[TimelineLine]:
-        url = self.target.url("session") + _in_session(session, "timeline")
-        headers = {**self._operator(), "accept": "text/event-stream", "last-event-id": str(after)}
-        try:
-            with self._http.stream("GET", url, headers=headers, timeout=httpx2.Timeout(30.0)) as answer:
-                if answer.status_code != 200:
-                    answer.read()
-                    _accepted(answer)
-                for text in answer.iter_lines():
-                    if text.startswith("data: "):
-                        yield TimelineLine.model_validate_json(text.removeprefix("data: "))
-        except _NOT_SENT as error:
-            raise _not_sent("session", self.target.url("session"), error) from error
-        except httpx2.TransportError as error:
-            raise _away("session", self.target.url("session"), error) from error
+    def until(
+        self, session: str, kind: str, after: int = 0, within: float = 30.0, user: str | None = None
+    ) -> TimelineLine:
+        """The first line of a kind with a higher number than `after`, waited for `within` seconds.
+
+        Raises ClientError where none came, Refused.
+        """
+        end = time.monotonic() + within
+        while True:
+            lines = self.timeline(session, after, user)
+            if found := next((line for line in lines if line.kind == kind), None):
+                return found
+            if time.monotonic() >= end:
+                raise not_come(session, kind, within, lines)
+            time.sleep(POLL_SECONDS)
+
+    def _stream(self, call: Call[Answer]) -> Iterator[TimelineLine]:
+        base = self.target.url(call.service)
+        what = {**call.request(self._token_for(call)), "timeout": httpx2.Timeout(STREAM_SECONDS)}
+        with told(call.service, base), self._http.stream(call.method, base + call.path, **what) as answer:
+            if answer.status_code != 200:
+                answer.read()
+                _accepted(answer)
+            for text in answer.iter_lines():
+                if line := calls.line_of(text):
+                    yield line
 
     def timers(self, session: str) -> list[dict[str, Any]]:
         """A session's pending timers, the next to fire first. Raises Refused."""
@@ -241,27 +281,23 @@ class Client:
 
     # -- consent
 
-    def actions(self, session: str) -> list[dict[str, Any]]:
-        """A session's actions, oldest first. Raises Refused."""
-        return list(self._get("consent", _in_session(session, "actions"))["actions"])
+    def actions(self, session: str, user: str | None = None) -> list[Action]:
+        """A session's actions, oldest first, asked for by the owner, or by the operator if None. Raises Refused."""
+        return self._do(calls.actions(session, user))
 
-    def action(self, session: str, action: str) -> dict[str, Any]:
+    def action(self, session: str, action: str, user: str | None = None) -> Action:
         """One action. Raises Refused."""
-        return self._get("consent", _in_session(session, "actions", _slug(action, "action")))
+        return self._do(calls.action(session, action, user))
 
     # -- the ledger
 
     def operations(self, session: str | None = None, state: str | None = None) -> list[dict[str, Any]]:
         """Operations of a session, or of all where they are unknown or pending. Raises Refused."""
-        chosen = {"session": _slug(session, "session")} if session is not None else {}
-        if state is not None:
-            chosen["state"] = state
-        return list(self._get("tools", "/v1/operations", **chosen)["operations"])
+        return self._do(calls.operations(session, state))
 
     def operation(self, session: str, operation: str) -> dict[str, Any]:
         """One operation, by its id (`O3`) or key. Raises Refused."""
-        named = _slug(operation, "operation")
-        return self._get("tools", _path("operations", _slug(session, "session"), named))
+        return self._do(calls.operation(session, operation))
 
     def evidence(self, session: str) -> dict[str, Any]:
         """A session's evidence as it is stored (operator), sealed up to now. Raises Refused."""
@@ -342,7 +378,7 @@ class Client:
     def readiness(self, service: str, url: str) -> tuple[bool, dict[str, Any]]:
         """Whether one replica is ready, and what it says: `faults`, `warnings`. Raises Unreachable."""
         answer = self._request(service, url, "GET", "/readyz")
-        body = _json(answer)
+        body = calls.json_of(answer)
         return answer.status_code == 200, body if isinstance(body, dict) else {}
 
     # -- the sandbox, as people of the demo's world use it
@@ -387,39 +423,58 @@ class Client:
 
     # -- how it is asked
 
+    def _do(self, call: Call[T]) -> T:
+        what = call.request(self._token_for(call))
+        return call.answered(self._send(call.service, call.method, call.path, **what))
+
     def _get(self, service: str, path: str, **query: str | int) -> dict[str, Any]:
         return dict(_accepted(self._send(service, "GET", path, params=query, headers=self._operator())).body)
 
     def _operator(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self.target.operator_token()}"}
 
-    def _bearer(self, user: str) -> dict[str, str]:
-        return {"authorization": f"Bearer {self.user_token(user)}"}
-
-    def _as_user(self, user: str, service: str, path: str, body: Mapping[str, JSON], key: str | None = None) -> Answer:
-        headers = {
-            **self._bearer(user),
-            "idempotency-key": f"msg_{secrets.token_hex(8)}" if key is None else _text_id(key, "key"),
-        }
-        return _accepted(self._send(service, "POST", path, json=dict(body), headers=headers))
-
     def _send(self, service: str, method: str, path: str, **what: Any) -> httpx2.Response:
         return self._request(service, self.target.url(service), method, path, **what)
 
     def _request(self, service: str, base: str, method: str, path: str, **what: Any) -> httpx2.Response:
-        try:
+        with told(service, base):
             return self._http.request(method, base + path, **what)
-        except _NOT_SENT as error:
-            raise _not_sent(service, base, error) from error
-        except httpx2.TransportError as error:
-            raise _away(service, base, error) from error
+
+
+@contextlib.contextmanager
+def told(service: str, base: str) -> Iterator[None]:
+    """What HTTP raises, told as ClientError or Unreachable."""
+    try:
+        yield
+    except _NOT_SENT as error:
+        raise _not_sent(service, base, error) from error
+    except httpx2.TransportError as error:
+        raise _away(service, base, error) from error
+
+
+def not_come(session: str, kind: str, within: float, lines: Sequence[TimelineLine]) -> ClientError:
+    """Nothing of a kind came: the fault, which names what came last."""
+    last = f"the last line is {lines[-1].kind}: {lines[-1].text}" if lines else "nothing came"
+    return ClientError(f"no line {kind} in {session} within {within:g} s: {last}")
+
+
+def published(outward: Outward) -> Answer:
+    """The answer to what a broker confirmed."""
+    return Answer(202, {"status": "published", "id": outward.event}, outward.event)
 
 
 def over_amqp(target: Target, work: Coroutine[Any, Any, T]) -> T:
     """Run one exchange with the broker to its end. Raises Unreachable where it does not answer or refuses, ClientError
     for what AMQP cannot carry or a queue that is not there."""
-    try:
+    with told_of_amqp(target):
         return asyncio.run(work)
+
+
+@contextlib.contextmanager
+def told_of_amqp(target: Target) -> Iterator[None]:
+    """What AMQP raises, told as ClientError or Unreachable."""
+    try:
+        yield
     except aio_pika.exceptions.ChannelNotFoundEntity as error:
         raise ClientError(_missing(target, str(error))) from error
     except (UnicodeError, ValueError) as error:
@@ -433,7 +488,7 @@ def over_amqp(target: Target, work: Coroutine[Any, Any, T]) -> T:
         ) from error
 
 
-async def _publish(target: Target, outward: Outward) -> None:
+async def publish_confirmed(target: Target, outward: Outward) -> None:
     """Publish to the events exchange as any publisher does, and wait for the broker's confirm."""
     connection = await aio_pika.connect(target.amqp_url(), timeout=CONFIRM_SECONDS)
     async with connection:
@@ -472,66 +527,17 @@ def _away(service: str, url: str, error: Exception) -> Unreachable:
     )
 
 
-def _json(answer: httpx2.Response) -> Any:
-    try:
-        return orjson.loads(answer.content)
-    except orjson.JSONDecodeError:
-        return None
-
-
-def _answer(answer: httpx2.Response) -> Answer:
-    body = _json(answer)
-    return Answer(answer.status_code, body if isinstance(body, dict) else {})
-
-
-def _accepted(answer: httpx2.Response) -> Answer:
-    """The answer, unless it is a refusal: then Refused is raised with its problem."""
-    told = _answer(answer)
-    if answer.is_success:
-        return told
-    code = str(told.body.get("type", "")).rpartition("/")[2] or "http"
-    title = str(told.body.get("title") or answer.reason_phrase or "refused")
-    raise Refused(answer.status_code, code, title, str(told.body.get("detail") or ""))
-
-
-def _path(*parts: str) -> str:
-    """A path below /v1, each part as one segment of it."""
-    return "/".join(("/v1", *(quote(part, safe="") for part in parts)))
-
-
-def _in_session(session: str, *parts: str) -> str:
-    """A path below a session's."""
-    return _path("sessions", _slug(session, "session"), *parts)
-
-
 def _standing(user: str, *parts: str) -> str:
     """A path below a user's standing approvals."""
     return _path("users", _slug(user, "user"), "standing", *parts)
 
 
-def _a(what: str) -> str:
-    return f"an {what}" if what[0] in "aeo" else f"a {what}"
-
-
-def _slug(text: str, what: str) -> str:
-    """The text, if it may be such an id. Raises ClientError."""
-    if not is_slug(text):
-        raise ClientError(f"{text!r} cannot be {_a(what)}'s id: letters, digits, - and _ only, 1 to 64 of them")
-    return text
-
-
-def _text_id(text: str, what: str) -> str:
-    """The text, if it may be an event's id or a key. Raises ClientError."""
-    if not is_text_id(text):
-        shown = "nothing" if not text else repr(text[:40])
-        raise ClientError(f"{shown} cannot be {_a(what)}: 1 to 256 bytes of UTF-8 without control characters")
-    return text
-
-
 __all__ = [
+    "Action",
     "Answer",
     "Client",
     "ClientError",
+    "Receipt",
     "Refused",
     "TargetError",
     "Unreachable",

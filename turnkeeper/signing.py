@@ -7,6 +7,8 @@ import base64
 import binascii
 import hashlib
 import hmac
+import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
@@ -14,6 +16,7 @@ from urllib.parse import quote
 
 import jwt
 import orjson
+from pydantic import ValidationError
 
 from libs.contracts.application import (
     BrokerUser,
@@ -27,6 +30,7 @@ from libs.contracts.canonical import JSON
 from libs.contracts.templates import TemplateError, render
 
 USER_TOKEN_SECONDS = 600
+STANDARD_WEBHOOKS: Mapping[str, JSON] = {"scheme": "standard-webhooks"}
 
 
 class SigningError(ValueError):
@@ -81,6 +85,48 @@ def sign_event(
         case _:
             assert_never(source.verify)
     return Outward(name, event, type, {"content-type": "application/json", **headers}, body)
+
+
+def sign(
+    secret: str,
+    type: str = "",
+    data: JSON = None,
+    *,
+    id: str | None = None,
+    seconds: int | None = None,
+    verify: Mapping[str, JSON] = STANDARD_WEBHOOKS,
+    source: str = "source",
+) -> Outward:
+    """An event as a sender signs it, for tests of one's own: by the code of `turnkeeper publish`.
+
+    `verify` is the source's block of the application file, without its secrets; Standard Webhooks by default. `id` is
+    drawn if None; `seconds` (Unix) is when it was signed, now if None. Send `body` and `headers` as they are. Raises
+    SigningError for a block that is none, a scheme that signs nothing, or a secret that is not encoded as it says.
+
+    >>> import turnkeeper
+    >>> secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+    >>> event = turnkeeper.sign(secret, "order.gone", {"order": 7}, id="e1", seconds=0)
+    >>> event.body
+    b'{"type":"order.gone","data":{"order":7}}'
+    >>> event.headers["webhook-id"], event.headers["webhook-signature"][:3]
+    ('e1', 'v1,')
+    """
+    block = {**verify, "secrets": ["env:SECRET"]}
+    try:
+        chosen = Source.model_validate({"verify": block, "route": {"session": "s"}, "unrouted": {"reject": True}})
+    except ValidationError as error:
+        fault = error.errors(include_input=False, include_url=False)[0]
+        at = ".".join(str(part) for part in fault["loc"])
+        raise SigningError(f"{at}: {fault['msg']}") from None
+    return sign_event(
+        source,
+        chosen,
+        {"SECRET": secret},
+        event=f"evt_{secrets.token_hex(8)}" if id is None else id,
+        type=type,
+        data={} if data is None else data,
+        seconds=int(time.time()) if seconds is None else seconds,
+    )
 
 
 def _attributes_signed(

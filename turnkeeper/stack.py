@@ -45,6 +45,8 @@ from turnkeeper.stack_plan import (
 DEFAULT_PORT_BASE = 8080
 DEFAULT_PARTITIONS = 16
 _READY_SECONDS = 60.0
+_RECOVERY_SECONDS = 60.0
+"""For the queues of a broker that was stopped with its data: so long they may take to come up again."""
 _LAST_WORDS_SECONDS = 3.0
 """So long others are waited for once one has ended at its start: what is wrong with one is often so with more."""
 _ATTEMPTS = 3
@@ -343,7 +345,7 @@ def _partitions(given: int | None) -> int:
 def _declare(engine: Engine, partitions: int) -> None:
     try:
         age = checked_age(os.environ.get("TURNKEEPER_ARCHIVE_MAX_AGE", ""))
-        _run_apart(topology.declare(engine.amqp_url, Topology(engine.namespace, partitions, age)))
+        _run_apart(topology.declare(engine.amqp_url, Topology(engine.namespace, partitions, age), _RECOVERY_SECONDS))
     except ValueError as error:
         raise StackError(str(error)) from error
     except Exception as error:  # whatever the broker refused: the client has many kinds of errors

@@ -13,6 +13,7 @@ import aio_pika
 import orjson
 import pytest
 
+import turnkeeper
 from libs.contracts.codec import BUNDLE_TYPE, MESSAGE_TYPE, join
 from tests.support.courier import outside, take
 from tests.support.eventually import eventually
@@ -28,6 +29,7 @@ from tests.support.planner import (
     stopped,
     wrapped,
 )
+from turnkeeper.serving.amqp import working
 
 pytestmark = pytest.mark.engine
 AGENTS = Path(__file__).parents[2] / "examples" / "agents"
@@ -296,3 +298,21 @@ async def test_the_agent_in_javascript_answers_requests(redis_url, amqp_url, nam
         with agent([node(), str(javascript)], amqp_url, namespace, tmp_path):
             await send_requests(rt, *TALK)
             assert_talked(await got.plans(len(TALK)))
+
+
+async def test_a_decorated_function_answers_over_amqp_and_its_exception_ends_the_turn_at_once(
+    redis_url, amqp_url, namespace
+):
+    @turnkeeper.planner
+    def plan(view):
+        if view["session"] == "s2":
+            raise LookupError("no model")
+        return f"hello {view['session']}"
+
+    async with replica(redis_url, amqp_url, namespace, AMQP) as rt, partitions(amqp_url, rt) as got:
+        await send_requests(rt, ("s1", request()), ("s2", request("s2")))
+        async with working(plan, amqp_url, namespace):
+            plans = dict(await got.plans(2))
+        assert await waiting(amqp_url, namespace, rt.topology.work_queue("planner")) == 0
+    assert (plans["s1"].reply, plans["s1"].fault) == ("hello s1", "")
+    assert "LookupError" in plans["s2"].fault

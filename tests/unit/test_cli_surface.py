@@ -26,7 +26,7 @@ from turnkeeper.client import Client, ClientError, over_amqp
 from turnkeeper.demo import scenario as scenarios
 from turnkeeper.target import DINNER, Target
 
-COMMANDS = """up|down|status|doctor|demo|publish|say|cancel|actions|accept|decline|standing list|standing grant|
+COMMANDS = """init|up|down|status|doctor|demo|publish|say|cancel|actions|accept|decline|standing list|standing grant|
 standing revoke|sessions|session create|timers|
 timeline|explain|operations|resolve|pause|resume|replay|dead list|dead show|dead replay|dead drop|quarantine list|
 quarantine show|quarantine release|held list|held release|token|secrets init|tools import openapi|

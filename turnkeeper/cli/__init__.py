@@ -24,6 +24,7 @@ from turnkeeper.cli import (
     evidence,
     explain,
     held,
+    init,
     ledger,
     pauses,
     quarantine,
@@ -39,6 +40,7 @@ from turnkeeper.client import ClientError
 from turnkeeper.demo import DemoError
 from turnkeeper.openapi import OpenapiError
 from turnkeeper.printing import fault_line, one_line
+from turnkeeper.scaffold import InitError
 from turnkeeper.signing import SigningError
 from turnkeeper.stack import StackError
 from turnkeeper.target import TargetError
@@ -48,7 +50,7 @@ _HELP = """Turnkeeper: a runtime for AI agents whose turns may be started by som
 Start with **turnkeeper demo**, which runs the whole story on servers of its own, or with
 **turnkeeper up** and the commands below. Each has examples in its --help.
 """
-_EXPECTED = (ApplicationError, ClientError, DemoError, OpenapiError, SigningError, StackError, TargetError)
+_EXPECTED = (ApplicationError, ClientError, DemoError, InitError, OpenapiError, SigningError, StackError, TargetError)
 
 
 def build() -> typer.Typer:
@@ -61,7 +63,21 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for group in (stacks, doctor, demo, events, consent, sessions, explain, ledger, pauses, evidence, replay, tokens):
+    for group in (
+        stacks,
+        init,
+        doctor,
+        demo,
+        events,
+        consent,
+        sessions,
+        explain,
+        ledger,
+        pauses,
+        evidence,
+        replay,
+        tokens,
+    ):
         group.register(app)
     app.add_typer(sessions.session_app, name="session")
     app.add_typer(standing.app, name="standing")

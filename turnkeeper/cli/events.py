@@ -7,7 +7,7 @@ import orjson
 import typer
 
 from turnkeeper.cli.options import STATE, AsUser, Json, SessionName, State, client
-from turnkeeper.client import Answer, ClientError, Refused, Via
+from turnkeeper.client import Answer, ClientError, Via
 from turnkeeper.printing import print_json, print_line
 
 
@@ -39,14 +39,8 @@ def publish(
       turnkeeper publish cinema --via amqp --id f1 --type film.cancelled --data '{"session": "dinner", "film": "x"}'
     """
     with client(state) as speaking:
-        outward = speaking.sign(source, event=event, type=type, data=_data(data))
-        answer = speaking.deliver(outward, via)
-    if answer.status >= 400:
-        title = str(answer.body.get("title") or "rejected")
-        raise Refused(
-            answer.status, answer.said, f"{source} {outward.event}: {title}", str(answer.body.get("detail") or "")
-        )
-    _tell(answer, f"{source} {outward.event}", as_json, event=outward.event)
+        answer = speaking.publish(source, type, _data(data), id=event, via=via)
+    _tell(answer, f"{source} {answer.event}", as_json, event=answer.event)
 
 
 def say(

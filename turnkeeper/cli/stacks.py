@@ -31,7 +31,12 @@ def up(
     engine: EngineName = None,
     port_base: Annotated[
         int,
-        typer.Option(min=0, max=65_000, help="Ports are base + i + 10k for replica k of service i; 0 takes free ones."),
+        typer.Option(
+            min=0,
+            max=65_000,
+            envvar="TURNKEEPER_PORT_BASE",
+            help="Ports are base + i + 10k for replica k of service i; 0 takes free ones.",
+        ),
     ] = stacks.DEFAULT_PORT_BASE,
     config: Annotated[
         Path | None,

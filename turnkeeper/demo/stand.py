@@ -6,7 +6,7 @@ import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import yaml
@@ -29,14 +29,26 @@ def throw_away(settings: Settings, *, engine: str | None = None, say: Say) -> It
 
     Raises StackError if it does not start.
     """
+    with throw_away_of(
+        lambda folder: _application(folder / "application", settings), _environment(settings), engine=engine, say=say
+    ) as stack:
+        yield stack
+
+
+@contextlib.contextmanager
+def throw_away_of(
+    application: Callable[[Path], Path], lab: Mapping[str, str], *, engine: str | None = None, say: Say
+) -> Iterator[Stack]:
+    """The same for an application file, which `application` names and may write into the stack's folder; `lab` is
+    extra environment. Raises StackError if it does not start."""
     folder = Path(tempfile.mkdtemp(prefix="turnkeeper-demo-"))
     state = folder / "state"
-    config = _application(folder / "application", settings)
+    config = application(folder)
     kept, stack = False, None
     with _interruptible():
         try:
             with _own_namespace():
-                stack = _start(state, engine, config, settings, say)
+                stack = start_stack(state, engine, 0, config, lab=lab, partitions=PARTITIONS, say=say)
             yield stack
         except Exception:
             kept = (state / "logs").is_dir()
@@ -48,10 +60,6 @@ def throw_away(settings: Settings, *, engine: str | None = None, say: Say) -> It
                     remove(stack.redis_url, stack.amqp_url, Topology(stack.namespace, stack.partitions))
             finally:
                 _clear(folder, state, kept, say)
-
-
-def _start(state: Path, engine: str | None, config: Path, settings: Settings, say: Say) -> Stack:
-    return start_stack(state, engine, 0, config, lab=_environment(settings), partitions=PARTITIONS, say=say)
 
 
 def _clear(folder: Path, state: Path, kept: bool, say: Say) -> None:

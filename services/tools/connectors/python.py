@@ -12,6 +12,7 @@ import structlog
 
 from libs.contracts.canonical import canonical
 from libs.contracts.errors import ContractError
+from libs.contracts.refusals import NotDone, Refusal
 from services.tools.domain import Committed, Failed, Outcome, Refused, Unknown
 from services.tools.ports import Call, Stopped
 
@@ -37,8 +38,8 @@ class PythonConnector:
     """Calls a function with the arguments as keywords, in a thread unless it is a coroutine function.
 
     The function gets the destination's key if it has a parameter `idempotency_key`. What it returns, a JSON value, is
-    the result; it may also return `Refused(reason)` or `Failed(reason)`. An exception says nothing about what it had
-    done by then, so it is unknown.
+    the result; it may also return `Refused(reason)` or `Failed(reason)`, or raise `turnkeeper.Refusal` or
+    `turnkeeper.NotDone`. Another exception says nothing about what it had done by then, so it is unknown.
     """
 
     _threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tool")
@@ -59,12 +60,16 @@ class PythonConnector:
             return _outcome(await self._called(keywords, call), call.tool)
         except Stopped:
             raise
+        except Refusal as refusal:
+            return Refused(str(refusal) or "the function refused")
+        except NotDone as failed:
+            return Failed(str(failed) or "the function could not do it")
         except Exception as error:
             log.warning("function.raised", tool=call.tool, operation=call.operation, error=repr(error)[:300])
             return Unknown(f"the function raised {type(error).__name__}")
 
     async def _called(self, keywords: dict[str, Any], call: Call) -> Any:
-        if inspect.iscoroutinefunction(self._function):
+        if inspect.iscoroutinefunction(inspect.unwrap(self._function)):  # also one that is decorated
             return await self._function(**keywords)
         loop = asyncio.get_running_loop()
         # It may have waited for a thread, and a pause may have come meanwhile.
