@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -24,6 +25,11 @@ def call(args: dict[str, Any] | None = None) -> Call:
 
 async def run(function: Callable[..., Any], args: dict[str, Any] | None = None) -> Outcome:
     return await PythonConnector(function).run(call(args))
+
+
+async def test_a_function_that_refuses_to_do_it_again_says_nothing_of_the_first_time() -> None:
+    found = await PythonConnector(lambda party, id: Refused("booked already")).run(replace(call(), repeat=True))
+    assert isinstance(found, Unknown)
 
 
 async def test_a_functions_value_is_the_result() -> None:

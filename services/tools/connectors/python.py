@@ -50,7 +50,13 @@ class PythonConnector:
         self._wants_key = KEY_PARAMETER in self._signature.parameters
 
     async def run(self, call: Call) -> Outcome:
-        """Call it once."""
+        """Call it once. That a function refuses to do it once more says nothing of the first time (G4)."""
+        outcome = await self._run(call)
+        if call.repeat and isinstance(outcome, Refused):
+            return Unknown(f"it may have been done before, and the repeat was refused: {outcome.reason}")
+        return outcome
+
+    async def _run(self, call: Call) -> Outcome:
         keywords = {**call.args, KEY_PARAMETER: call.key} if self._wants_key else dict(call.args)
         try:
             self._signature.bind(**keywords)
