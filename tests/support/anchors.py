@@ -54,7 +54,7 @@ def application(url: str) -> dict[str, Any]:
     def tool(name: str, timeout: str, **more: Any) -> dict[str, Any]:
         return {"args": _SUM, "connector": {"python": {"function": f"world:{name}", "timeout": timeout}}, **more}
 
-    keyed, lookup = {"for": "24h"}, {"tool": "find", "args": {"key": "{{ key }}"}}
+    keyed, lookup = {"for": "24h"}, {"tool": "find", "args": {"key": "{{ key }}"}, "result": "{{ found }}"}
     return {
         "sources": {
             "app": {"verify": {"scheme": "user-token"}},
